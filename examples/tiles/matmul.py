@@ -95,7 +95,9 @@ FOR_CPUS = configurations(
     (256, 256, 128),
     (256, 256, 256),
     (256, 512, 64),
+    (256, 512, 128),
     (512, 512, 64),
+    (512, 512, 128),
     group=4,
 )
 # What is usual on GPUs: blocks that fit shared memory and feed tensor cores.

@@ -9,7 +9,13 @@ import pytest
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.product import Product, TileShape
-from tilewright.ir.register_tile import exact_products, in_registers, products_of, whole_tile
+from tilewright.ir.register_tile import (
+    exact_products,
+    in_registers,
+    products_of,
+    ragged_rows,
+    whole_tile,
+)
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType, bf16, f32, i8, i16, i32, u8
 from tilewright.kernel.intrinsic import INTRINSICS, products
@@ -30,6 +36,36 @@ def test_tiles_fit_the_registers(target: Target) -> None:
         assert tile is not None
         assert 64 % tile[0] == 0 and 192 % tile[1] == 0
         assert tile[0] <= p.rows and tile[1] <= p.columns and tile[1] % p.lanes == 0
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
+def test_a_smaller_last_tile_saves_instructions_or_is_none(target: str) -> None:
+    t = get(target)
+    (p,) = (p for p in t.products if p.dtypes == (f32, f32, f32))
+
+    def instructions(rows: int, height: int, vectors: int) -> int:
+        full, last = divmod(rows, height)
+        return sum(n * (h * vectors + h + vectors) for n, h in ((full, height), (1, last)) if h)
+
+    ragged = 0
+    for rows in range(1, 300):
+        plain = whole_tile(t, p, rows, 4 * p.lanes)
+        assert plain is not None
+        height, width = ragged_rows(t, p, rows, plain[1]), plain[1]
+        vectors = width // p.lanes
+        assert 1 <= height <= min(rows, p.rows) and in_registers(t, height, vectors)
+        if rows % height:
+            ragged += 1
+            assert instructions(rows, height, vectors) < instructions(rows, plain[0], vectors)
+    assert ragged > 50
+
+
+def test_elements_that_are_loaded_one_by_one_count_as_loads() -> None:
+    t = get("x86-64-v4")
+    (p,) = (p for p in t.products if p.dtypes == (f32, f32, f32))
+    assert whole_tile(t, p, 256, 256) == (4, 64)  # 8 loads for 16 sums; 8 rows of 32 take 10
+    assert ragged_rows(t, p, 256, 64) == 6
+    assert ragged_rows(t, p, 24, 64) == 6 and ragged_rows(t, p, 4, 64) == 4
 
 
 def test_a_record_is_what_its_instruction_declares() -> None:

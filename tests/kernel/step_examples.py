@@ -158,6 +158,7 @@ NAMED = COPIED.replace("out y", "in k: i64[6]\n  out y").replace(
     "x[t.i0,t.i1,t.i2]", "x[t.i0,${max(min(k[t.i1], 5), 0)},t.i2]"
 )
 LATER = NAMED.replace("k[t.i1]", "k[t.i0]")
+SUMS_AHEAD = "Prefetch('s', 's.i0', 1, 's.i0')"
 COPY = "ComputeAt('t', 'y.i0')\nSplit('t.i2', 8)\nVectorize('t.i2.1')"
 BROADCAST = """
 group broadcast
@@ -458,6 +459,7 @@ EXAMPLES = {
     "roles": (BOXES, BOXED, "Roles('y.i0.0', 2)"),
     "walk": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Walk('y.i0.0', 4)"),
     "prefetch": (SUM, "", "Prefetch('x', 's.i0', 2)"),
+    "prefetch-sums": (SUM, "Split('s.r0', 8)\nReorder(('s.r0.0', 's.i0', 's.r0.1'))", SUMS_AHEAD),
     "prefetch-over": (SUM, "Split('s.r0', 32)", "Prefetch('x', 's.i0', 1, 's.r0.0')"),
     "prefetch-copy": (COPIED, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')"),
     "prefetch-copy-rows": (
@@ -469,6 +471,11 @@ EXAMPLES = {
         COPIED,
         f"{COPY}\nSplit('y.r0', 10)",
         "Prefetch('x', 'y.i0', 1, 'y.r0.0')",
+    ),
+    "prefetch-copy-around": (
+        COPIED,
+        "ComputeAt('t', 'y.i1')\nSplit('t.i2', 8)\nVectorize('t.i2.1')\nSplit('y.r0', 10)",
+        "Prefetch('x', 'y.i1', 1, 'y.r0.0', 2)",
     ),
     "prefetch-copy-named": (NAMED, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')"),
     "pragma": (MAP, "", "Pragma('y.i0', 'unroll', 4)"),

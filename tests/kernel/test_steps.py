@@ -231,6 +231,7 @@ REFUSALS = [
         "t.i1 does not read neighbours in x",
     ),
     (SUM, "", "Prefetch('x', 's.i0', 1, 'y.i0')", "y.i0 is no loop inside s.i0"),
+    (SUM, "", "Prefetch('x', 's.i0', level=4)", "there is no cache of level 4"),
     (MAP, "", "Pragma('y.i0', 'fast', 1)", "fast is no pragma.*\n.*unroll, nontemporal"),
     (MAP, "", "Pragma('y.i0', 'unroll', 1000)", "1000 is not a value of unroll"),
     (GRID, "Unroll('y.i1')", "Pragma('y.i1', 'unroll', 2)", "y.i1 is already unroll"),

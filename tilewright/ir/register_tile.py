@@ -106,21 +106,54 @@ def in_registers(target: Target, rows: int, vectors: int) -> bool:
     return rows * vectors + vectors < target.vector_registers
 
 
-def whole_tile(target: Target, product: Product, rows: int, columns: int) -> tuple[int, int] | None:
+def operand_level(target: Target, instruction: str) -> int:
+    """The cache that a product's next operands are prefetched into. Those of vectors stream through
+    the first one, which has no place for the next; an instruction with registers for whole matrices
+    reads each operand less often."""
+    return 1 if any(p.tile and p.instruction == instruction for p in target.products) else 2
+
+
+def _room(target: Target, vectors: int) -> int:
+    """Registers for sums: the others are for a row of so many vectors and an element."""
+    registers = target.vector_registers
+    return min(registers - registers // 4, registers - vectors - 1)
+
+
+def ragged_rows(target: Target, product: Product, rows: int, width: int) -> int:
+    """Rows of a tile so many columns wide for a product of so many rows, where the last tile may
+    have fewer: as few instructions in all as possible. Those that multiply count for at least as
+    many as hide their latency; the code of a smaller last tile has to save a twentieth."""
+    vectors = width // product.lanes
+    least = target.fma_pipes * target.fma_latency
+    most = max(1, min(rows, product.rows, _room(target, vectors) // vectors))
+
+    def instructions(height: int) -> int:
+        return max(height * vectors, least) + height + vectors if height else 0
+
+    def total(height: int) -> float:
+        last = rows % height
+        return (rows // height * instructions(height) + instructions(last)) * (1.05 if last else 1)
+
+    return min(range(most, 0, -1), key=total)
+
+
+def whole_tile(
+    target: Target, product: Product, rows: int, columns: int, widest: int | None = None
+) -> tuple[int, int] | None:
     """Rows and columns of a tile that divides a product of such sizes: enough sums to hide an
     instruction's latency, as many as registers hold, then as few loads per sum as possible."""
     heights = [n for n in range(1, min(rows, product.rows) + 1) if rows % n == 0]
-    most = min(columns, product.columns)
+    most = min(columns, product.columns if widest is None else widest)
     widths = [n for n in range(product.lanes, most + 1, product.lanes) if columns % n == 0]
     if not heights or not widths:
         return None
     if product.tile is not None:
         return max(heights), max(widths)
-    room = target.vector_registers - target.vector_registers // 4
 
     def worth(tile: tuple[int, int]) -> tuple[bool, int, float]:
         height, vectors = tile[0], tile[1] // product.lanes
         sums = height * vectors
-        return sums <= room, min(sums, 16), -(vectors + height / product.lanes) / sums
+        loads = vectors + (height if product.loads == "each" else height / product.lanes)
+        return sums <= _room(target, vectors), min(sums, 16), -loads / sums
 
     return max(((h, w) for h in heights for w in widths), key=worth)

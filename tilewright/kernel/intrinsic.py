@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
@@ -53,11 +53,18 @@ ANY = None  # a stride that is passed to the instruction
 Sizes = Mapping[str, "int | None"]  # extent per axis; None where only the running program knows
 
 
-class Emission(Protocol):
-    """The body of an instruction for sizes; with a number of lines, one that also prefetches so
-    many of them from `%ahead` on, a few with every step."""
+class Ask(NamedTuple):
+    """Cache lines to prefetch, and the level of the cache that they go to."""
 
-    def __call__(self, sizes: Sizes, ahead: int = 0, /) -> str: ...
+    lines: int
+    level: int = 1
+
+
+class Emission(Protocol):
+    """The body of an instruction for sizes; one that also prefetches lines from `%ahead.0` on,
+    `%ahead.1`, …, a few with every step."""
+
+    def __call__(self, sizes: Sizes, ahead: tuple[Ask, ...] = (), /) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -79,8 +86,7 @@ class Intrinsic:
     multiples: Mapping[str, int] = field(default_factory=dict)  # of an axis's extent
     dynamic: tuple[str, ...] = ()  # axes whose extent need not be a constant
     exact: bool = True  # does it round as its loops do?
-    # The body that also prefetches so many cache lines from %ahead on, a few with every step.
-    ahead: Callable[[Sizes, int], str] | None = field(default=None, repr=False)
+    ahead: Emission | None = field(default=None, repr=False)  # the body that also prefetches
     enter: tuple[str, ...] = ()  # LLVM, once where a function begins that uses it
     leave: tuple[str, ...] = ()  # and before it returns
     # Of an instruction that a whole warp does together: the operands that lie in the registers of

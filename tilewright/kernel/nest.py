@@ -199,10 +199,12 @@ class Turn:
 @dataclass(frozen=True)
 class Prefetch:
     """Prefetches the cache line of an element, which may lie outside its buffer, and those that
-    follow it, `lines` in all; reads nothing."""
+    follow it, `lines` in all, into the first cache or only into the one of a later `level`; reads
+    nothing."""
 
     load: Load
     lines: int = 1
+    level: int = 1
 
 
 @dataclass(frozen=True)
@@ -500,7 +502,7 @@ def _substituted(s: Stmt, new: Rewriter, on_store: OnAccess | None) -> Stmt:
     if isinstance(s, Prefetch):
         found = new(s.load)
         assert isinstance(found, Load), f"{s} prefetches what is no longer read"
-        return Prefetch(found, s.lines)
+        return replace(s, load=found)
 
     def cell(buffer: str, index: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
         at = tuple(map(new.dim, index))

@@ -197,7 +197,8 @@ def line_text(s: Stmt) -> str:
     if isinstance(s, Turn):
         return "pass turn" if s.passes else "turn"
     if isinstance(s, Prefetch):
-        return f"prefetch {value_text(s.load)}" + (f" lines {s.lines}" if s.lines > 1 else "")
+        extra = [("lines", s.lines), ("level", s.level)]
+        return f"prefetch {value_text(s.load)}" + "".join(f" {x} {k}" for x, k in extra if k > 1)
     if isinstance(s, If):
         return f"if {value_text(s.condition)}:"
     if isinstance(s, While):
@@ -439,9 +440,10 @@ def _read_body(
         elif line in ("turn", "pass turn"):
             out.append(Turn(word == "pass"))
         elif word == "prefetch":
-            at, _, lines_in_all = rest.partition(" lines ")
-            many = int(lines_in_all) if lines_in_all.isdecimal() else 1
-            out.append(Prefetch(_read_load(at, scope, number, line), many))
+            at, _, level = rest.partition(" level ")
+            at, _, many = at.partition(" lines ")
+            counts = (int(x) if x.isdecimal() else 1 for x in (many, level))
+            out.append(Prefetch(_read_load(at, scope, number, line), *counts))
         elif word in kinds and line.endswith(":"):
             head, _, e = rest[:-1].partition(" in ")
             e, _, hints = e.partition(" pragma ")

@@ -80,10 +80,8 @@ class _Apart:
                 out += (Alloc(component(s.buffer, k)) for k in range(count))
             elif isinstance(s, Prefetch) and s.load.source in self.tuples:
                 name, d = str(s.load.source), self.tuples[str(s.load.source)]
-                parts = enumerate(d.items)
-                out += (
-                    Prefetch(load(component(name, k), s.load.index, x), s.lines) for k, x in parts
-                )
+                parts = (load(component(name, k), s.load.index, x) for k, x in enumerate(d.items))
+                out += (replace(s, load=x) for x in parts)
             else:
                 out.append(s)
         return tuple(out)

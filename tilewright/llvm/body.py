@@ -7,7 +7,7 @@ that differs is a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.base.errors import Unsupported
@@ -97,15 +97,20 @@ class Body:
             self.machine.synchronise(s)
 
     def block(self, body: tuple[Stmt, ...]) -> None:
-        asks = self.instructions.asks
-        for k, s in enumerate(body):
-            if k and isinstance(ask := body[k - 1], Prefetch) and asks(s, ask):
+        waiting: list[Prefetch] = []  # those right before the statement
+        for s in body:
+            if isinstance(s, Prefetch):
+                waiting.append(s)
+                continue
+            taken = [x for x in waiting if self.instructions.asks(s, x)]
+            self._prefetches([x for x in waiting if x not in taken])
+            waiting = []
+            if taken:
                 assert isinstance(s, Loop)
-                self.instructions.call(s, ask)
-            elif not isinstance(s, Prefetch):
+                self.instructions.call(s, taken)
+            else:
                 self.statement(s)
-            elif self.traits.prefetches and not (k + 1 < len(body) and asks(body[k + 1], s)):
-                self._prefetch(s)
+        self._prefetches(waiting)
         self.machine.release([s.buffer for s in body if isinstance(s, Alloc)])
 
     def allocate(self, name: str) -> None:
@@ -208,6 +213,10 @@ class Body:
         self.iteration(s, LANE if width > 1 else 0)
         c.lane = None
 
+    def _prefetches(self, asks: Sequence[Prefetch]) -> None:
+        for x in asks if self.traits.prefetches else ():
+            self._prefetch(x)
+
     def _prefetch(self, s: Prefetch) -> None:
         if self.context.lane is not None:
             self.context.with_lane(0, lambda: self._prefetch(s))
@@ -220,12 +229,12 @@ class Body:
 
         if s.lines > FEW_LINES:
             k = D.var(self.writer.fresh("lines"), s.lines)
-            self.loop(Loop(D.the_sym(k), "serial", (Prefetch(line(k)),)))
+            self.loop(Loop(D.the_sym(k), "serial", (Prefetch(line(k), level=s.level),)))
         elif s.lines == 1:
-            self.instructions.prefetch(s.load)
+            self.instructions.prefetch(s.load, s.level)
         else:
             for k in range(s.lines):
-                self.instructions.prefetch(line(k))
+                self.instructions.prefetch(line(k), s.level)
 
     # ---- branches
 

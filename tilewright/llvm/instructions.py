@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir.expr import Load
 from tilewright.ir.target import Target
-from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, Operand, match
+from tilewright.kernel.intrinsic import INTRINSICS, Ask, Intrinsic, Match, Operand, match
 from tilewright.kernel.nest import Loop, Prefetch, Stmt
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import Context
 from tilewright.llvm.opaque import DECLARATION
+from tilewright.llvm.products import prefetch
 from tilewright.llvm.writer import Writer
 
 _PREFETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
@@ -32,11 +34,11 @@ class Instructions:
         self.used: dict[str, Intrinsic] = {}  # instructions in this function
         self.begun: list[str] = []  # what asynchronous instructions write, in their order
 
-    def prefetch(self, x: Load) -> None:
+    def prefetch(self, x: Load, level: int) -> None:
         """Only an address is computed, so it does not matter where it points."""
         p = self.addresses.of(self.c.buffers[str(x.source)], x.index)
         self.arith.declares.add(_PREFETCH)
-        self.w.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 3, i32 1)")
+        self.w.line(prefetch(p, level))
 
     def asks(self, s: Stmt, ask: Prefetch) -> bool:
         """Does an instruction prefetch lines while it runs?"""
@@ -47,7 +49,7 @@ class Instructions:
             return False
         return all(isinstance(k, int) for k in found.sizes.values())
 
-    def call(self, s: Loop, ask: Prefetch | None = None) -> None:
+    def call(self, s: Loop, asks: Sequence[Prefetch] = ()) -> None:
         """A call of the declared instruction, which is inlined; it prefetches lines as it goes."""
         i = INTRINSICS[s.instruction]
         self.require(i)
@@ -64,11 +66,13 @@ class Instructions:
                 args.append(("i64", f"%size.{axis}", dim(size)))
         sizes = "_".join(str(n) if n is not None else "n" for n in found.constants.values())
         name = f"{i.name}.{sizes}"
-        if ask is not None and i.ahead is not None:
-            name += f".{ask.lines}"
-            ahead = self.addresses.of(self.c.buffers[str(ask.load.source)], ask.load.index)
-            args.append(("ptr", "%ahead", ahead))
-            body = i.ahead(found.constants, ask.lines).rstrip()
+        if asks and i.ahead is not None:
+            for k, ask in enumerate(asks):
+                name += f".{ask.lines}_{ask.level}"
+                ahead = self.addresses.of(self.c.buffers[str(ask.load.source)], ask.load.index)
+                args.append(("ptr", f"%ahead.{k}", ahead))
+            ahead = tuple(Ask(ask.lines, ask.level) for ask in asks)
+            body = i.ahead(found.constants, ahead).rstrip()
             self.arith.declares.add(_PREFETCH)
         else:
             body = i.emission(found.constants).rstrip()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tilewright.kernel.intrinsic import Sizes
+from tilewright.kernel.intrinsic import Ask, Sizes
 from tilewright.llvm.opaque import opaque
 from tilewright.llvm.text import Text, splat
 
@@ -68,10 +68,10 @@ class FmaTile:
     lanes: int
     along: str = ""
 
-    def __call__(self, sizes: Sizes, lines: int = 0) -> str:
-        """The body; `lines` cache lines from %ahead on are prefetched while k runs."""
+    def __call__(self, sizes: Sizes, ahead: tuple[Ask, ...] = ()) -> str:
+        """The body, which prefetches while k runs."""
         step = 1 if self.along == "i" else "%a.0"
-        return _tile_body(sizes, lines, Vector("float", self.lanes), ("float", step), self.some)
+        return _tile_body(sizes, ahead, Vector("float", self.lanes), ("float", step), self.some)
 
     @property
     def vector(self) -> str:
@@ -144,13 +144,13 @@ CHUNKS = (4, 1)
 
 
 def _tile_body(
-    sizes: Sizes, lines: int, vector: Vector, row: tuple[str, str | int], some: Some
+    sizes: Sizes, ahead: tuple[Ask, ...], vector: Vector, row: tuple[str, str | int], some: Some
 ) -> str:
     """The tile of c in registers while k runs; `row` is an element of a and the way to the next
     row in them."""
     b, rows, sums = _Body(), sizes["i"], vector.sums
     if rows is not None:
-        _rows(b, "", ("%a", "%c"), rows, sizes, lines, vector, some)
+        _rows(b, "", ("%a", "%c"), rows, sizes, ahead, vector, some)
         b.line("ret void")
         return b.text()
     left, done = "%size.i", "0"
@@ -170,7 +170,7 @@ def _tile_body(
         for p, element, stride in (("%a", *row), ("%c", sums, "%c.0")):
             by = b.put(f"mul i64 {at}, {stride}")
             places.append(b.put(f"getelementptr {element}, ptr {p}, i64 {by}"))
-        _rows(b, f"{name}.", (places[0], places[1]), count, sizes, 0, vector, some)
+        _rows(b, f"{name}.", (places[0], places[1]), count, sizes, (), vector, some)
         b.line(f"br label %{name}.latch")
         b.label(f"{name}.latch")
         b.line(f"%{name}.next = add nuw nsw i64 %{name}.n, 1")
@@ -188,7 +188,7 @@ def _rows(
     first: tuple[str, str],
     rows: int,
     sizes: Sizes,
-    lines: int,
+    ahead: tuple[Ask, ...],
     vector: Vector,
     some: Some,
 ) -> None:
@@ -212,8 +212,8 @@ def _rows(
         steps = depth // step if depth is not None else 0
 
         def wide(k: str, now: list[list[str]]) -> None:
-            if lines and steps:
-                _ask(b, k, lines, steps)
+            for n, ask in enumerate(ahead if steps else ()):
+                _ask(b, k, f"%ahead.{n}", ask, steps)
             some(b, a, k, "0", step, now)
 
         acc = _counted(b, f"{name}wide", blocks, v, acc, wide)
@@ -228,12 +228,16 @@ def _rows(
             b.line(f"store {v} {x}, ptr {p}, align 4")
 
 
-def _ask(b: _Body, k: str, lines: int, steps: int) -> None:
-    """The share of step k, not into the first cache, which is full of what is multiplied."""
-    first = b.moving("i8", "%ahead", b.put(f"mul i64 {k}, {-(-64 * lines // steps)}"))
-    for n in range(-(-lines // steps)):
-        p = b.at("i8", first, (64, n))
-        b.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 2, i32 1)")
+def _ask(b: _Body, k: str, start: str, ask: Ask, steps: int) -> None:
+    """The share of step k."""
+    first = b.moving("i8", start, b.put(f"mul i64 {k}, {-(-64 * ask.lines // steps)}"))
+    for n in range(-(-ask.lines // steps)):
+        b.line(prefetch(b.at("i8", first, (64, n)), ask.level))
+
+
+def prefetch(p: str, level: int) -> str:
+    """The call that brings a line into the cache of a level."""
+    return f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 {4 - level}, i32 1)"
 
 
 def _counted(
@@ -317,10 +321,10 @@ class DotTile:
     picks: bool = False
     step: int = 4  # groups of a step of the loop
 
-    def __call__(self, sizes: Sizes, lines: int = 0) -> str:
-        """The body; `lines` cache lines from %ahead on are prefetched while k runs."""
+    def __call__(self, sizes: Sizes, ahead: tuple[Ask, ...] = ()) -> str:
+        """The body, which prefetches while k runs."""
         of_a, v = f"i{8 * self.sizes[0]}", Vector(self.sums, self.lanes, self.step)
-        return _tile_body(sizes, lines, v, (of_a, "%a.0"), self.some)
+        return _tile_body(sizes, ahead, v, (of_a, "%a.0"), self.some)
 
     def some(self, b: _Body, a: str, k: str, base: str, count: int, acc: list[list[str]]) -> None:
         """Products for `count` groups from base + k * count on."""

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
 
 import tilewright as tw
 import tilewright.language as tl
-from tests.seeds import diagonals, named
+from tests.seeds import diagonals, drawn, named
 from tests.targets.test_dots import TILES, V2, V3, V4, arm64_with, x86_with
 from tilewright.driver.tile.compile import write_tile
 from tilewright.ir.types import DTYPES
 from tilewright.kernel.interpret import run
-from tilewright.kernel.nest import Store, walk
+from tilewright.kernel.nest import Prefetch, Store, walk
 from tilewright.kernel.step import parse_trace
 from tilewright.kernel.steps.other_sign import OtherSign
 from tilewright.kernel.steps.retype import Retype
@@ -116,6 +118,36 @@ def test_products(dtype: torch.dtype, size: tuple, blocks: tuple) -> None:
     acc = tl.int32 if whole else tl.float32
     product[grid](a, b, c, rows, columns, deep, BM=bm, BN=bn, BK=bk, ACC=acc)
     agrees(c, a, b)
+
+
+# Tiles with a smaller last one, sums in pieces, panels filled in their turn: products of float32
+# that no cache holds.
+LARGE = [(64, 128, 256), (128, 64, 128), (128, 256, 64), (32, 64, 512)]
+
+
+@pytest.mark.parametrize("blocks", LARGE, ids=str)
+@pytest.mark.parametrize("seed", drawn(range(6), quick=1))
+def test_large_products_of_any_size(blocks: tuple[int, int, int], seed: int) -> None:
+    rng = random.Random(seed)
+    rows, columns, deep = (rng.randint(1, 2 * k + 9) for k in blocks)
+    a = numbers(torch.float32, rows, deep, seed=seed)
+    b = numbers(torch.float32, deep, columns, seed=seed + 1)
+    c = torch.empty(rows, columns)
+    grid = (tw.cdiv(rows, blocks[0]), tw.cdiv(columns, blocks[1]))
+    bm, bn, bk = blocks
+    product[grid](a, b, c, rows, columns, deep, BM=bm, BN=bn, BK=bk, ACC=tl.float32)
+    agrees(c, a, b)
+
+
+def test_large_products_stay_in_the_first_cache() -> None:
+    """A panel of the second operand fits it, the next one and the next sums are prefetched."""
+    target = x86_with(*V4)
+    forms = write_tile(translated("f32", (256, 256, 256)), target)
+    panel = next(b for b in forms.form.buffers if b.shape[-1:] == (64,) and b.shape[0] == 1)
+    assert isinstance(panel.size, int) and panel.size * 4 <= target.l1 // 2
+    asks = [x for x, _ in walk(forms.form.body) if isinstance(x, Prefetch)]
+    assert {str(x.load.source)[0]: x.level for x in asks} == {"a": 2, "b": 2, "t": 1}
+    assert forms.trace.count("Peel") == 1
 
 
 def test_sums_in_float16_are_rounded_once() -> None:

@@ -190,6 +190,9 @@ _INSTRUCTION = re.compile(r"\t[a-z]")  # directives begin with a dot, labels in 
 def _stages(forms: Forms) -> Iterator[StageReport]:
     n = forms.form
     products, scans = n.are("product"), n.are("scan")
+    plain = ((x, p) for x, p in walk(forms.lowered.nest.body) if isinstance(x, Store))
+    whole = {x.stage: own_loops(p, x.stage) for x, p in plain}
+    shown: set[str] = set()
     for x, path in walk(n.body):
         if not isinstance(x, (Store, Atomic)):
             continue
@@ -197,10 +200,13 @@ def _stages(forms: Forms) -> Iterator[StageReport]:
         if isinstance(x, Store) and x.combine is None and _starts_a_sum(x, own):
             continue
         product = isinstance(x, Store) and x.combine == "add" and x.stage in products
+        if product and x.stage in shown:
+            continue  # the last register tile, which is smaller than the others
+        shown.add(x.stage)
         by, why = _runs(forms, x, own, product)
         if not own and any(str(p.axis.whole) in scans for p in path):
             why = "a scan takes one element after the other"
-        sizes = _sizes(own)
+        sizes = _sizes(whole.get(x.stage, own) if product else own)
         place = forms.lowered.places.get(_LOWERED.sub(r"\1", x.stage))
         inside = tuple(p.name for p in path if p not in own and p.kind == "serial")
         yield StageReport(x.stage, _what(n, x), sizes, inside, by, why, product, _line(place))

@@ -9,7 +9,13 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, extent, walk
 from tilewright.ir.product import Product
-from tilewright.ir.register_tile import dividing_rows, products_of, register_tile, window_rows
+from tilewright.ir.register_tile import (
+    dividing_rows,
+    operand_level,
+    products_of,
+    register_tile,
+    window_rows,
+)
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.few_rows import few_rows, schedule_few_rows
@@ -222,11 +228,12 @@ def _prefetch(s: Scheduler, p: Placed, top: str, ops: tuple[Load, Load]) -> None
     if not around:
         return
     columns = s.group.stage(t.acc).axes[t.col]
+    level = operand_level(s.target, next(q.instruction for q in longest if q.instruction))
     for x in ops:
         b = s.nest.buffer(str(x.source))
         large = D.bounds(b.size)[0] * b.dtype.bytes > s.target.l2
         if columns in x.symbols() and b.scope == "in" and large:
-            s.attempt(Prefetch(b.name, top, 1, around[-1]))
+            s.attempt(Prefetch(b.name, top, 1, around[-1], level))
 
 
 def _join_single(s: Scheduler, p: Placed) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, loads
 from tilewright.ir.expr import walk as walk_value
+from tilewright.ir.register_tile import operand_level
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.rows import reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for, vector_loop
@@ -189,24 +190,31 @@ def plain_products(n: Nest) -> list[str]:
 
 def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
     """The next tiles of a loop arrive while the current ones are multiplied: each register tile
-    prefetches a share of what the copies of the operands will read."""
-    path = s.path(product)
+    prefetches a share of what the copies of the operands will read, and the sums of the next."""
+    stores = (p for x, p in walk(s.nest.body) if isinstance(x, Store) and x.stage == product)
+    path = max(stores, key=len)  # not the one of the last, smaller register tile
     own = own_loops(path, product)
     around = [p.name for p in own if p.kind == "serial"]
     outside = [p for p in path if p not in own]
     if not around or not outside or outside[-1].kind != "serial":
         return
-    loop = outside[-1]
-    operands = {str(x.source) for x in loads(found.stores[product].value)}
+    store = found.stores[product]
+    level = operand_level(s.target, next(p.instruction for p in own if p.instruction))
+    operands = {str(x.source) for x in loads(store.value)}
     for name in found.order:
-        copy = found.stores[name]
-        if copy.buffer not in operands or loop.name not in (p.name for p in found.paths[name]):
+        shared = [p for p in s.path(name) if p.name in (q.name for q in path)]
+        if found.stores[name].buffer not in operands or len(shared) < len(outside):
             continue
-        for x in loads(copy.value):
+        loop = shared[-1]  # of a panel that is filled in its turn, the one over panels
+        for x in loads(s.store(name).value):
             moves = any(loop.var in D.symbols(i) for i in x.index)
-            followed = around[0] in (p.name for p in s.path(name)) and _is_followed(found, name, x)
+            followed = len(shared) > len(outside) and _is_followed(s, name, x)
             if s.nest.buffer(str(x.source)).pointer and moves and not followed:
-                s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1]))
+                s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1], level))
+    sums = s.nest.buffer(store.buffer)
+    elements = prod(k for k in sums.shape if isinstance(k, int))
+    if level > 1 and elements * sums.dtype.bytes > s.target.l1 // 2:
+        s.attempt(Prefetch(sums.name, around[-1], 1, around[-1]))
 
 
 def _prefetch_rows(s: Scheduler) -> None:
@@ -225,9 +233,9 @@ def _prefetch_rows(s: Scheduler) -> None:
                 s.attempt(Prefetch(b.name, path[0].name, 1, own[-2].name))
 
 
-def _is_followed(found: _Stages, copy: str, x: Load) -> bool:
+def _is_followed(s: Scheduler, copy: str, x: Load) -> bool:
     """Do rows that are copied follow each other so closely that a processor looks ahead itself?"""
-    steps = [D.coefficient(x.index[-1], p.var) for p in found.own(copy)] if x.index else []
+    steps = [D.coefficient(x.index[-1], p.var) for p in s.own(copy)] if x.index else []
     return all(isinstance(c, int) and c * x.dtype.bytes < PAGE for c in steps)
 
 
@@ -277,7 +285,8 @@ def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None
 
 def _turned(s: Scheduler, stage: str, own: list[Loop], rows: Loop, panel: int) -> bool:
     """A panel filled from memory in which its rows are adjacent: as many vectors as it has
-    columns are read at a time, and stored turned round."""
+    columns, or as there are registers for, are read at a time, and stored turned round."""
+    panel = gcd(panel, s.target.vector_registers)
     over = D.symbols(s.store(stage).index[-1])
     columns = [p for p in own if p.var in over]
     lanes = min(s.target.lanes(32), rows.extent if isinstance(rows.extent, int) else 0)

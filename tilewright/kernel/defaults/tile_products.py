@@ -13,18 +13,24 @@ from collections.abc import Mapping
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load
-from tilewright.ir.register_tile import products_of, whole_tile
+from tilewright.ir.product import Product
+from tilewright.ir.register_tile import products_of, ragged_rows, whole_tile
 from tilewright.kernel.defaults.scheduler import Scheduler
-from tilewright.kernel.nest import Alloc, Loop, Path, Store, own_loops, own_values, walk
+from tilewright.kernel.nest import Alloc, Loop, Path, Store, mentions, own_loops, own_values, walk
 from tilewright.kernel.step import Step
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.init_at import InitAt
+from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
+
+# Vectors in a row of a register tile whose sums are not carried by a loop: with four, attention
+# took a tenth longer.
+FEW_VECTORS = 3
 
 
 def reduced(store: Store, own: list[Loop]) -> list[Loop]:
@@ -42,7 +48,7 @@ def in_panels(
     for name, store in stores.items():
         path = paths[name]
         own = own_loops(path, name)
-        chosen = _chosen(s, store, own)
+        chosen = _chosen(s, store, own, _carried(path, store))
         if chosen is None:
             continue
         (_, width), _ = chosen
@@ -65,8 +71,8 @@ def in_panels(
 
 
 def _chosen(
-    s: Scheduler, store: Store, own: list[Loop]
-) -> tuple[tuple[int, int], list[str]] | None:
+    s: Scheduler, store: Store, own: list[Loop], carried: bool
+) -> tuple[tuple[int, int], list[Product]] | None:
     """A register tile for a product of two tiles, and the instructions that may compute it."""
     v = store.value
     if store.combine is None or len(reduced(store, own)) != 1 or len(own) < 3:
@@ -78,25 +84,36 @@ def _chosen(
         return None
     sums = s.nest.buffer(store.buffer).dtype
     known = [p for p in products_of(s.target, (sums, sums, sums)) if p.group == 1]
-    tile = whole_tile(s.target, known[0], rows, columns) if known else None
-    return None if tile is None else (tile, [p.instruction for p in known])
+    widest = known[0].columns if known else 0
+    if known and not carried:
+        widest = min(widest, FEW_VECTORS * known[0].lanes)
+    tile = whole_tile(s.target, known[0], rows, columns, widest) if known else None
+    return None if tile is None else (tile, known)
 
 
 def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: bool) -> bool:
     """A product of two tiles by the target's instruction, a register tile at a time. `alone`: the
     nest has all that reads its operands, so that these may be filled inside its loops."""
-    chosen = _chosen(s, store, own)
+    carried = _carried(tuple(s.path(stage)), store)
+    chosen = _chosen(s, store, own, carried)
     if chosen is None:
         return False
-    (height, width), instructions = chosen
+    (height, width), known = chosen
     rows, columns, over = own[-3:]
+    assert isinstance(rows.extent, int)
+    if known[0].loads == "each" and carried:
+        height = ragged_rows(s.target, known[0], rows.extent, width)
     steps: list[Step] = []
     outer: list[str] = []
     inside: list[str] = []
     large = alone and not _fits_first_cache(s, store, own[-3:])
     filled = _filled_beside(s, stage, store) if large else None
-    together = _rows_together(s, store, own[-3:], (height, width), filled is not None)
-    row = rows.name
+    together, piece = _passing(s, store, own[-3:], (height, width), filled is not None)
+    row, deep = rows.name, over.name
+    if piece:
+        steps.append(Split(deep, piece))
+        outer.append(f"{deep}.0")
+        deep = f"{deep}.1"
     if together:
         steps.append(Split(row, together))
         outer.append(f"{row}.0")
@@ -111,18 +128,31 @@ def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: b
             steps.append(Split(name, size))
             outer.append(f"{name}.0")
             inside.insert(0, f"{name}.1")
-    for name in instructions:
+    for name in (p.instruction for p in known):
         saved = s.nest, list(s.trace)
-        order = Reorder((*outer, *inside, over.name))
+        order = Reorder((*outer, *inside, deep))
         if all(map(s.attempt, (*steps, order))):
             if filled is not None and not together and columns.extent != width:
-                _fill_at(s, filled, width, outer[0])
+                _fill_at(s, filled, width, f"{columns.name}.0")
             if alone and outer and s.attempt(InitAt(store.buffer, outer[-1])):
                 _set_at_once(s, store.buffer)
             if s.attempt(Tensorize(inside[0], name)):
+                if f"{row}.0" in outer and (together or rows.extent) % height:
+                    s.do(Peel(f"{row}.0"))
                 return True
         s.nest, s.trace[:] = saved
     return False
+
+
+def _carried(path: Path, store: Store) -> bool:
+    """Does a loop around the product add to the same sums again and again, and nothing else in it
+    use them? Then the last register tile may have fewer rows than the others: sums that start in
+    their tile do that in one way for all."""
+    outside = [p for p in path if p.axis.stage != store.stage]
+    if not outside:
+        return False
+    others = [x for x, _ in walk(outside[-1].body) if getattr(x, "stage", "") != store.stage]
+    return not any(not isinstance(x, Loop) and store.buffer in mentions(x) for x in others)
 
 
 def _fits_first_cache(s: Scheduler, store: Store, loops: list[Loop]) -> bool:
@@ -177,25 +207,27 @@ def _filled_beside(s: Scheduler, stage: str, store: Store) -> str | None:
     return name if outside(fill.stage, path) == outside(stage, tuple(here)) else None
 
 
-def _rows_together(
+def _passing(
     s: Scheduler, store: Store, loops: list[Loop], tile: tuple[int, int], filled: bool
-) -> int | None:
-    """How many rows pass by one panel before the next does; None where all of them do. The first
-    cache has place for some rows or for a panel, and what is not there comes out of the second one
-    again and again: whichever moves fewer bytes. `filled`: a panel is filled when its turn comes,
-    if there is one turn only."""
+) -> tuple[int | None, int | None]:
+    """How many rows pass by one panel before the next does, None where all of them do; and how many
+    steps of the sum at a time, None where all at once. The first cache has place for some rows or
+    for a panel, and what is not there comes out of the second one again and again: whichever moves
+    fewer bytes. `filled`: a panel is filled when its turn comes, if there is one turn only."""
     a = store.value.args[0] if isinstance(store.value, Fn) else None
     rows, columns, deep = (p.extent for p in loops)
     if not isinstance(a, Load) or not isinstance(rows, int) or not isinstance(deep, int):
-        return None
+        return None, None
     assert isinstance(columns, int)
     (height, width), size = tile, deep * a.dtype.bytes
     most = max(s.target.l1 // 2 // size, height)
-    fitting = [n for n in range(height, rows, height) if rows % n == 0 and n <= most]
-    if not fitting or most >= rows:
-        return None
-    some = max(fitting)
-    by_rows = rows + columns * (rows // some + filled)
-    by_panels = rows * (columns // width) + columns * (not filled)
-    fits = width * size <= s.target.l1 * 2 // 3
-    return None if fits and by_panels <= by_rows else some
+    if most >= rows:
+        return None, None
+    place = s.target.l1 // 2 // (width * a.dtype.bytes)
+    piece = max(n for n in range(1, min(deep, place) + 1) if deep % n == 0)
+    sums = 2 * rows * columns  # read and written with every piece
+    by_panels = deep * (rows * (columns // width) + columns * (not filled)) + sums * deep // piece
+    some = max((n for n in range(height, most + 1, height) if rows % n == 0), default=0)
+    if some and deep * (rows + columns * (rows // some + filled)) + sums < by_panels:
+        return some, None
+    return None, piece if piece < deep else None

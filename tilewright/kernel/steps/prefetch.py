@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import ceil, prod
 from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import load, loads
+from tilewright.ir.expr import Load, load, loads
 from tilewright.kernel import nest
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
@@ -28,6 +29,7 @@ from tilewright.kernel.step import Step
 from tilewright.kernel.variables import inner_vars
 
 CACHE_LINE = 64
+LEVELS = (1, 2, 3)  # of caches
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Prefetch(Step):
     With `over`, a loop inside, all that the later iteration reads is prefetched, a share in each
     iteration of that loop. If `over` reads the buffer itself, this has to lie in one piece; if
     another loop does (one that copies what `over` works on), rows along its lanes are prefetched,
-    wherever they are.
+    wherever they are. `over` may be the loop itself: then each iteration prefetches all of a later
+    one. What sums are added to is read as well. Lines go to the cache of a `level`.
     """
 
     stays: ClassVar[bool] = True  # nothing is computed by it
@@ -52,6 +55,7 @@ class Prefetch(Step):
     loop: str
     distance: int = 1
     over: str = ""
+    level: int = 1
 
     def apply(self, n: Nest) -> Nest:
         known = any(b.name == self.buffer for b in n.buffers)
@@ -59,7 +63,10 @@ class Prefetch(Step):
         self.need(known, f"there is no buffer {self.buffer}", f"the buffers are {names}")
         ahead = isinstance(self.distance, int) and self.distance >= 1
         self.need(ahead, f"{self.distance} is not a positive distance")
-        found = [x for x, _ in self.loops(n, self.loop) if self._reads(x)]
+        known = self.level in LEVELS
+        self.need(known, f"there is no cache of level {self.level} to prefetch into", "1 to 3")
+        around = {x: p for x, p in self.loops(n, self.loop) if self._reads(x)}
+        found = list(around)
         self.need(found, f"nothing in {self.loop} reads {self.buffer}")
         for x in found:
             self.need(x.kind in ("serial", "parallel"), f"{self.loop} is already {x.kind}")
@@ -74,14 +81,15 @@ class Prefetch(Step):
             def spread(x: Loop) -> tuple[Stmt, ...]:
                 if x not in found:
                     return (x,)
-                return (self._spread(n, x) if self._inside(x) else self._rows(n, x),)
+                return (self._spread(n, x) if self._inside(x) else self._rows(n, x, around[x]),)
 
             return on_loops(n, self.loop, spread)
 
         def one(x: Loop) -> tuple[Stmt, ...]:
             if not self._reads(x):
                 return (x,)
-            ask = nest.Prefetch(load(self.buffer, self._index(x), n.buffer(self.buffer).dtype))
+            where = load(self.buffer, self._index(x), n.buffer(self.buffer).dtype)
+            ask = nest.Prefetch(where, level=self.level)
             return (replace(x, body=(ask, *x.body)),)
 
         return on_loops(n, self.loop, one)
@@ -91,11 +99,13 @@ class Prefetch(Step):
 
     def _inside(self, x: Loop) -> bool:
         """Does the loop that shares are taken in read the buffer itself?"""
-        named = (s for s, _ in walk(x.body) if isinstance(s, Loop) and s.name == self.over)
+        named = (s for s, _ in walk((x,)) if isinstance(s, Loop) and s.name == self.over)
         return any(map(self._reads, named))
 
     def _shares(self, x: Loop, reading: bool) -> tuple[Loop, int, Dim]:
         """The loop `over`, how often it runs for each iteration of x, and the number of a run."""
+        if self.over == self.loop:
+            return x, 1, 0
         inside = [
             (s, (*p, s))
             for s, p in walk(x.body)
@@ -131,12 +141,29 @@ class Prefetch(Step):
         assert size is not None
         lines = ceil(ceil(size / line) / shares)
         at = (*first[:-1], first[-1] + number * lines * line)
-        ask = nest.Prefetch(load(self.buffer, at, b.dtype), lines)
+        ask = nest.Prefetch(load(self.buffer, at, b.dtype), lines, self.level)
         user = next(k for k, s in enumerate(over.body) if self._uses(s))
         fresh = replace(over, body=(*over.body[:user], ask, *over.body[user:]))
+        if over is x:
+            return fresh
         return replace(x, body=transform(x.body, lambda s: (fresh if s is over else s,)))
 
-    def _rows(self, n: Nest, x: Loop) -> Loop:
+    def _later(self, x: Loop, around: Path) -> dict[Sym, Dim]:
+        """The iteration to prefetch for: after the last one of a loop comes the first one of the
+        next iteration of the loop around it."""
+        table: dict[Sym, Dim] = {}
+        step: Dim = self.distance
+        chain = list(takewhile(lambda q: q.kind == "serial", (x, *reversed(around)))) or [x]
+        for q in chain:
+            at = D.as_int(q.var) + step
+            wraps = q is not chain[-1] and isinstance(q.extent, int)
+            table[q.var] = at % q.extent if wraps else at
+            if not wraps:
+                break
+            step = at // q.extent
+        return table
+
+    def _rows(self, n: Nest, x: Loop, around: Path) -> Loop:
         """The loop with a share of what a copy inside it reads prefetched at the beginning of
         `over`."""
         over, shares, number = self._shares(x, False)
@@ -145,7 +172,7 @@ class Prefetch(Step):
             (r, p)
             for s, p in walk(x.body)
             if isinstance(s, Store)
-            for r in reads(s)
+            for r in _reads(s)
             if r.source == self.buffer
         )
         found = next(copies, None)
@@ -165,7 +192,7 @@ class Prefetch(Step):
         others = [q for q in path if q not in along]
         extents = [q.extent for q in path if isinstance(q.extent, int)]
         self.need(len(extents) == len(path), f"how much is read of {self.buffer} is not constant")
-        stride = D.coefficient(linear_index(b, at.index), lanes.var)
+        stride = D.wrapped_coefficient(linear_index(b, at.index), lanes.var)
         data = any(lanes.var in v.symbols() for i in at.index for v in D.data_values(i))
         self.need(stride == 1 or data, f"{lanes.name} does not read neighbours in {self.buffer}")
         size = prod(q.extent for q in along if isinstance(q.extent, int))
@@ -181,23 +208,22 @@ class Prefetch(Step):
             row = number * many + k if parts == 1 else number // parts
             part = 0 if parts == 1 else number % parts * each * line
             row = D.minimum(row, rows - 1)
-            table: dict[Sym, Dim] = {q.var: 0 for q in along}
-            table[x.var] = D.as_int(x.var) + self.distance
+            table: dict[Sym, Dim] = {q.var: 0 for q in along} | self._later(x, around)
             for q in reversed(others):
                 table[q.var] = row if q is others[0] else row % q.extent
                 row = row // q.extent
             index = tuple(D.substitute(i, table) for i in at.index)
             where = load(self.buffer, (*index[:-1], index[-1] + part), b.dtype)
-            asks.append(nest.Prefetch(where, min(each, lines)))
+            asks.append(nest.Prefetch(where, min(each, lines), self.level))
         fresh = replace(over, body=(*asks, *over.body))
         return replace(x, body=transform(x.body, lambda s: (fresh if s is over else s,)))
 
     def _uses(self, s: Stmt) -> bool:
-        return any(r.source == self.buffer for r in reads(s))
+        return any(r.source == self.buffer for r in _reads(s))
 
     def _piece(self, x: Loop, b: Buffer) -> int | None:
         """How many elements one iteration reads, where they lie in one piece."""
-        found = next(r for r in reads(x) if r.source == self.buffer)
+        found = next(r for r in _reads(x) if r.source == self.buffer)
         at = linear_index(b, found.index)
         last, count = 0, 1
         for s, _ in walk(x.body):
@@ -211,11 +237,17 @@ class Prefetch(Step):
         return last + 1 if last + 1 <= 2 * count else None
 
     def _reads(self, x: Loop) -> bool:
-        return any(r.source == self.buffer for r in reads(x))
+        return any(r.source == self.buffer for r in _reads(x))
 
     def _index(self, x: Loop) -> tuple[Dim, ...]:
         """Where the first read of a later iteration is."""
-        first = next(r for r in reads(x) if r.source == self.buffer)
+        first = next(r for r in _reads(x) if r.source == self.buffer)
         table: dict[Sym, Dim] = dict.fromkeys(inner_vars(x), 0)
         table[x.var] = D.as_int(x.var) + self.distance
         return tuple(D.substitute(i, table) for i in first.index)
+
+
+def _reads(s: Stmt) -> list[Load]:
+    """What a statement and those inside read, and what they add to."""
+    stores = (x for x, _ in walk((s,)) if isinstance(x, Store) and x.combine is not None)
+    return [*reads(s), *(load(x.buffer, x.index, x.value.dtype) for x in stores)]

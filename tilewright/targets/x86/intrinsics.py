@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tilewright.ir.product import Product
 from tilewright.ir.types import DType, bf16, f16, f32, i8, i16, i32, u8
-from tilewright.kernel.intrinsic import Emission, Intrinsic, Sizes, declare, declare_product
-from tilewright.llvm.products import DotTile, FmaTile, Multiply, dot, dot_call, pair_call
+from tilewright.kernel.intrinsic import Ask, Emission, Intrinsic, Sizes, declare, declare_product
+from tilewright.llvm.products import DotTile, FmaTile, Multiply, dot, dot_call, pair_call, prefetch
 
 
 def _fma(name: str, lanes: int, feature: str) -> Product:
     v = f"<{lanes} x float>"
-    p = Product(name, f32, f32, f32, rows=14, columns=3 * lanes, lanes=lanes, loads="each")
+    p = Product(name, f32, f32, f32, rows=14, columns=4 * lanes, lanes=lanes, loads="each")
     declares = (f"declare {v} @llvm.fma.v{lanes}f32({v}, {v}, {v})",)
     return declare_product(p, FmaTile(lanes), declares, (feature,))
 
@@ -140,7 +140,7 @@ def _tile_product(operation: str, element: int) -> Emission:
     while k runs; `element` bytes make g of a 32-bit group. With a number of lines, the body that
     prefetches them as it goes."""
 
-    def body(sizes: Sizes, ahead: int = 0) -> str:
+    def body(sizes: Sizes, ahead: tuple[Ask, ...] = ()) -> str:
         rows, columns, depth = sizes["i"], sizes["j"], sizes["k"]
         assert columns is not None and depth is not None
         # Where only the running program knows the rows, 16 of them or fewer at a time.
@@ -204,12 +204,14 @@ def _tile_product(operation: str, element: int) -> Emission:
                     if ready and (x, n) in (("a", r), ("b", c)):
                         tiles = f"i8 {2 * r + c}, i8 {4 + r}, i8 {6 + c}"
                         put(f"  call void @llvm.x86.{operation}({tiles})")
-        each = -(-ahead // (depth // 16))
-        for n in range(each):
-            put(f"  %line{n}.at = mul i64 %k, {64 * each}")
-            put(f"  %line{n}.from = getelementptr i8, ptr %ahead, i64 %line{n}.at")
-            put(f"  %line{n} = getelementptr i8, ptr %line{n}.from, i64 {64 * n}")
-            put(f"  call void @llvm.prefetch.p0(ptr %line{n}, i32 0, i32 3, i32 1)")
+        for m, ask in enumerate(ahead):
+            each = -(-ask.lines // (depth // 16))
+            for n in range(each):
+                line = f"%line{m}.{n}"
+                put(f"  {line}.at = mul i64 %k, {64 * each}")
+                put(f"  {line}.from = getelementptr i8, ptr %ahead.{m}, i64 {line}.at")
+                put(f"  {line} = getelementptr i8, ptr {line}.from, i64 {64 * n}")
+                put(f"  {prefetch(line, ask.level)}")
         put("  %next = add nuw nsw i64 %k, 1")
         put(f"  %more = icmp ult i64 %next, {depth // 16}")
         put("  br i1 %more, label %loop, label %done")
