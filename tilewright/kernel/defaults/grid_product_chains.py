@@ -297,4 +297,3 @@ class _Products(_Chain):
 
 def _one_of(x: Value, buffers: set[str]) -> str | None:
     return next((str(b) for b in x.sources if b in buffers), None)
-

@@ -45,9 +45,7 @@ class TakeTurns(Step):
             begin, end = _products(x)
             body = x.body
             return (
-                replace(
-                    x, body=(*body[:begin], Turn(), *body[begin:end], Turn(True), *body[end:])
-                ),
+                replace(x, body=(*body[:begin], Turn(), *body[begin:end], Turn(True), *body[end:])),
             )
 
         return on_loops(n, self.loop, one)
@@ -64,5 +62,7 @@ def _products(x: Loop) -> tuple[int, int]:
 
 
 def _multiplies(s: Stmt) -> bool:
-    found = (INTRINSICS[q.instruction] for q, _ in walk((s,)) if isinstance(q, Loop) and q.instruction)
+    found = (
+        INTRINSICS[q.instruction] for q, _ in walk((s,)) if isinstance(q, Loop) and q.instruction
+    )
     return any(i.asynchronous and not i.engine for i in found)
