@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.emulate_warps import (
-    Counted,
     NUMBERS,
     Arrivals,
     Copies,
+    Counted,
     described,
     group_product,
     matrices,

@@ -10,8 +10,8 @@ rest is done by the threads of the block. Two things order them, and no barrier:
 
 Iterations are counted from the beginning of the launch, also where the loop is inside others.
 Several such loops one after the other, of as many versions, are one loop to this: the first
-iterations may be apart from the rest. In order, one iteration after the other, the statements mean the same: nests are checked and
-interpreted so.
+iterations may be apart from the rest. In order, one iteration after the other, the statements mean
+the same: nests are checked and interpreted so.
 """
 
 from __future__ import annotations

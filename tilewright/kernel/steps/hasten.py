@@ -48,7 +48,7 @@ class Hasten(Step):
             waits = [s.pending for s in x.body if isinstance(s, Wait) and s.products]
             what = f"{self.loop} lets products go on already"
             self.need(not any(waits), what, "before Pipeline with slack, and Delay")
-            ends = _waits(x.body[-1]) or len(x.body) > 1 and _waits(x.body[-2])
+            ends = _waits(x.body[-1]) or (len(x.body) > 1 and _waits(x.body[-2]))
             self.need(ends, f"{self.loop} does not end with a wait for products")
 
         def one(x: Loop) -> tuple[Stmt, ...]:
