@@ -27,9 +27,11 @@ RESIDENT: int = 2  # blocks of threads on a multiprocessor
 START, LAUNCH = 2, 8
 VECTOR = 8  # elements that are copied at a time
 # Keys of a block, a multiple of the steps of the sum that an instruction takes. More of them have
-# fewer instructions for each, but scores of heads wider than this leave no registers for them.
+# fewer instructions for each, but scores of heads wider than this leave no registers for them,
+# unless one block of threads has a multiprocessor for itself, which takes many keys to be worth it.
 KEYS = (64, 128)
 NARROW = 64
+ALONE_ROWS = 128  # of a tile then
 MORE = 1.05  # keys that there are not, for larger blocks
 FIXED: int = 0  # keys of a block whatever the sizes are, to measure them
 
@@ -94,7 +96,9 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
         enough = rows >= FEW_ROWS or keys >= MANY_KEYS
         if not narrow or not isinstance(width, int) or not fits or not enough or not keys:
             return None
-        return self.block or FIXED or _keys(rows, keys, width)
+        tiles = prod(map(guess, scores.shape[:-2])) * (rows // ALONE_ROWS)
+        alone = width == WIDEST and keys >= MANY_KEYS and RESIDENT * tiles >= self.resident
+        return self.block or FIXED or _keys(rows, keys, alone or width <= NARROW)
 
     def parts(self, scores: Node, blocks: int) -> int:
         """Parts of the keys, where tiles of rows are too few for all multiprocessors."""
@@ -112,9 +116,12 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
         return min(range(1, blocks + 1), key=turns)
 
 
-def _keys(rows: int, keys: int, width: int) -> int:
+def _keys(rows: int, keys: int, registers: bool) -> int:
+    """More where there are registers for their scores, and several blocks: the second one comes
+    while the first one is multiplied."""
     few, many = (-(-keys // k) * k for k in KEYS)
-    return KEYS[width <= NARROW and rows >= GROUP_ROWS and many <= MORE * few]
+    several = many > KEYS[1] and many <= MORE * few
+    return KEYS[registers and rows >= GROUP_ROWS and several]
 
 
 def _product(scores: Node) -> Node | None:

@@ -65,10 +65,13 @@ WIDE = 64  # steps of the sum of one use of it, and elements of a row of a tile
 VECTOR = 8  # elements of 16 bytes
 MOST_ALONG_Y = 65535  # blocks of a grid
 AHEAD: int = 1  # blocks of keys
-SLACK: int = 0  # 1: the second product goes on while the next block of keys begins
+# 1: the second product goes on while the next block of keys begins; 2: during its softmax
+SLACK: int = 0
 GROUPS: int = 0  # of warps, each with 64 rows of a tile; all read the same keys. 0: what suits
-ROLES: int = 0  # versions of keys and values that a warp of its own brings; 0: none does
-REGISTERS: int = 240  # of a thread then
+ROLES: int = 0  # versions of keys and values that a warp of its own brings. 0: what suits
+# Where one block of threads has a multiprocessor: versions, the slack, registers of a thread.
+ALONE = (3, 2)
+REGISTERS = 240
 CLUSTER: int = 1  # tiles of one head that get keys and values by one copy
 TURNS: bool = False  # do groups of warps begin their products one after the other?
 
@@ -104,8 +107,23 @@ def schedule_chain(s: Scheduler) -> bool:
     parts = chain_of(s)
     if parts is None or s.target.grid is None or s.group.precision == "strict":
         return False
-    _Chain(s, parts, GROUPS or _groups(s, parts)).schedule()
-    return True
+    groups, alone = GROUPS or _groups(s, parts), _alone(s, parts)
+    before = s.nest, list(s.trace)
+    for roles, slack in ((ROLES, SLACK),) if ROLES or not alone else (ALONE, (0, 0)):
+        try:
+            _Chain(s, parts, groups, roles, slack).schedule()
+            return True
+        except Refused:
+            s.nest, s.trace[:] = before
+            if not roles:
+                raise
+    return False
+
+
+def _alone(s: Scheduler, p: Parts) -> bool:
+    """Do scores and sums of a thread take the registers of more than one block?"""
+    scores, sums = (D.bounds(s.nest.buffer(x.name).shape[-1])[1] for x in (p.scores, p.end))
+    return scores > WIDE and sums > WIDE
 
 
 def _groups(s: Scheduler, p: Parts) -> int:
@@ -118,8 +136,9 @@ def _groups(s: Scheduler, p: Parts) -> int:
 
 
 class _Chain:
-    def __init__(self, s: Scheduler, p: Parts, groups: int) -> None:
+    def __init__(self, s: Scheduler, p: Parts, groups: int, roles: int = 0, slack: int = 0) -> None:
         self.s, self.p, self.groups = s, p, groups
+        self.roles, self.slack = roles, slack
         self.rows = ROWS * groups
         self.summed = {p.sums.name}  # products of rows in registers
 
@@ -161,22 +180,22 @@ class _Chain:
         for name in running:
             self._map(name)
             self._in_registers(name)
-        self._copy(q, boxes=not ROLES)
+        self._copy(q, boxes=not self.roles)
         self._copy(k)
         self._copy(v, turned=True)
         self._product(p.scores.name, first)
         self._product(p.sums.name, second)
-        if ROLES:
-            s.do(Roles(part, ROLES))
+        if self.roles:
+            s.do(Roles(part, self.roles))
             s.do(Pragma(tiles, "registers", REGISTERS))
             if CLUSTER > 1 and not trimmed:
                 s.attempt(Pragma(tiles, "cluster", CLUSTER))
         else:
             for x in (k, v):
-                slack = min(SLACK, 1) if x == v else 0
+                slack = min(self.slack, 1) if x == v else 0
                 s.do(Pipeline(part, x, AHEAD, asynchronous=True, slack=slack))
             s.do(JoinCopies(q))
-        if SLACK > 1:
+        if self.slack > 1:
             s.do(Delay(part, p.sums.name))
         s.do(Synchronise())
         if TURNS and self.groups > 1:
