@@ -32,6 +32,7 @@ from tilewright.kernel.nest import (
     transform,
     walk,
 )
+from tilewright.kernel.roles import role_loop
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.pragma import Pragma
@@ -65,6 +66,15 @@ def test_a_group_of_warps() -> None:
 
 
 GPU = targets.get("cuda:90")
+WAYS = grid_group_products.WAYS
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are asked for by all threads; the other ways are in test_roles.py."""
+    monkeypatch.setattr(grid_group_products, "WAYS", grid_group_products.PLAIN)
+
+
 ORDERS = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -154,6 +164,23 @@ def test_too_little_room_for_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> No
     )
     with pytest.raises(Refused, match="still reads"):
         Synchronise().apply(replace(nest, body=later))
+
+
+@pytest.mark.parametrize(
+    ("p", "way"),
+    [
+        (Product(4096, 4096, 4096), Way(True, 1, True)),  # several tiles for each block
+        (Product(256, 4096, 4096), Way(True)),  # one
+        (Product(512, 512, 64, batch=64), Way(True, 1, True)),
+        (Product(4000, 4088, 4104), Way(True, 2, True)),  # rows lie in two pieces of memory each
+    ],
+)
+def test_the_way_of_operands(monkeypatch: pytest.MonkeyPatch, p: Product, way: Way) -> None:
+    monkeypatch.setattr(grid_group_products, "WAYS", WAYS)
+    nest = p.nest(132)
+    (grid,) = (s for s, _ in walk(nest.body) if isinstance(s, Loop) and s.kind == "block.x")
+    made = role_loop(nest.body) is not None, dict(grid.pragmas).get("cluster", 1)
+    assert (*made, len(grid.body) == 1) == (way.roles, way.cluster, way.walks)
 
 
 def test_shared_memory_is_used_again() -> None:

@@ -71,7 +71,7 @@ HIDDEN = 8  # so many cycles that others hide count as one
 SHORT = 128 * 128  # results of a tile whose steps are short
 STORED = 8  # results of a block that it ends with in a cycle
 BEGIN = 2400  # cycles until the first copies are there; of a block that walks they come before
-REQUEST = 1.9  # cycles of the copy engine for a row, or a part of it, in 128 bytes of memory
+REQUEST = 1.6  # cycles of the copy engine for a row, or a part of it, in 128 bytes of memory
 OTHER_REGISTERS = 26  # of a thread, besides its sums
 # Blocks of a multiprocessor among which shared memory is divided: while one stores its results
 # another one multiplies. One has more steps on their way.
@@ -133,6 +133,8 @@ def group_tiles(
             rounds = -(-tiles * parts // grid.multiprocessors)
             for way in WAYS if brought else PLAIN:
                 if way.walks and (rounds == 1 or parts > 1 or not whole):
+                    continue
+                if way.cluster > grid.multiprocessors:
                     continue
                 tile = Tile(m, n, m, n, deep, parts, each, way)
                 own = own_rows(tile, rows, tiles)
