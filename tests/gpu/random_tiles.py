@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass, field
 
 WAYS = ("cuda", "native")  # compared with the interpreter
+COMMAND = [sys.executable, "-m", "tests.gpu.random_tiles"]
 
 
 @dataclass
@@ -63,15 +64,7 @@ def run(
 def _part(seeds: range, ways: tuple[str, ...], until: float, tally: Tally) -> None:
     while seeds and time.monotonic() < until:
         numbers = f"{seeds.start},{seeds.stop},{seeds.step}"
-        command = [
-            sys.executable,
-            "-m",
-            "tests.gpu.random_tiles",
-            "--judge",
-            numbers,
-            "--ways",
-            *ways,
-        ]
+        command = [*COMMAND, "--judge", numbers, "--ways", *ways]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         end = threading.Timer(max(0.0, until - time.monotonic()), process.kill)
         end.start()

@@ -148,6 +148,7 @@ def matmul(
     warps: int,
     stages: int,
     turned: bool = False,
+    precision: str | None = None,
 ) -> Found:
     """Tutorial 3's; `turned`: the second operand's columns are adjacent in memory."""
     a = torch.randn(m, k, device="cuda", dtype=dtype)
@@ -159,7 +160,7 @@ def matmul(
     def launch(of: Any) -> Callable[[], Any]:
         return lambda: of.matmul_kernel[grid](
             a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride(),
-            *block, 8, num_warps=warps, num_stages=stages,
+            *block, 8, precision, num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
     others = {"eager": lambda: torch.mm(a, b, out=c)}
@@ -247,6 +248,12 @@ CHECKS: dict[str, Callable[[], Found]] = {
     "tile layernorm f32 8192x4096": lambda: layernorm(8192, 4096),
     "tile layernorm bf16 8192x4096": lambda: layernorm(8192, 4096, bf16),
     "tile matmul f32 1024": lambda: matmul(1024, 1024, 1024, (64, 64, 32), torch.float32, 4, 3),
+    "tile matmul tf32 2048": lambda: matmul(
+        2048, 2048, 2048, (128, 128, 32), torch.float32, 8, 3, precision="tf32"
+    ),
+    "tile matmul tf32x3 2048": lambda: matmul(
+        2048, 2048, 2048, (64, 64, 32), torch.float32, 4, 3, precision="tf32x3"
+    ),
     "tile matmul bf16 4096": lambda: matmul(4096, 4096, 4096, (128, 128, 64), bf16, 8, 3),
     "tile matmul bf16 4096 by 256": lambda: matmul(4096, 4096, 4096, (128, 256, 64), bf16, 8, 3),
     "tile matmul bf16 8192 by 256": lambda: matmul(8192, 8192, 8192, (128, 256, 64), bf16, 8, 3),

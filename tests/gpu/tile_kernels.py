@@ -70,6 +70,7 @@ def layernorm_kernel(x, out, weight, bias, stride, columns, eps, BLOCK: tl.const
 def matmul_kernel(
     a, b, c, M, N, K, am, ak, bk, bn, cm, cn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    PRECISION: tl.constexpr = None,
 ):  # fmt: skip
     pid = tl.program_id(0)
     rows, columns = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -87,7 +88,7 @@ def matmul_kernel(
     for k in range(tl.cdiv(K, BLOCK_K)):
         x = tl.load(from_a, mask=at_k[None, :] < K - k * BLOCK_K, other=0.0)
         y = tl.load(from_b, mask=at_k[:, None] < K - k * BLOCK_K, other=0.0)
-        sums = tl.dot(x, y, sums)
+        sums = tl.dot(x, y, sums, input_precision=PRECISION)
         from_a += BLOCK_K * ak
         from_b += BLOCK_K * bk
     to_m = i * BLOCK_M + tl.arange(0, BLOCK_M)
