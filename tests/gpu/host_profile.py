@@ -63,7 +63,7 @@ def profile(name: str) -> None:
     assert isinstance(p, CudaProgram)
     phases = p.details.phases
     print(
-        f"{name}: first call {took:.1f} s: {took - phases.total:.1f} torch's, "
+        f"{name}: first call {took:.1f} s: {took - sum(phases.values()):.1f} torch's, "
         + ", ".join(f"{what} {s:.2f}" for what, s in phases.items())
         + f"; kernels {sum(k.seconds for k in p.kernels):.1f} s one after the other",
         flush=True,

@@ -14,11 +14,12 @@ from torch import nn
 import tilewright as tw
 from tests.gpu.timing import host_seconds, medians
 from tilewright.base.errors import TilewrightError
+from tilewright.bench.catalog import GPU_MODELS
 from tilewright.bench.example import Example
 
 Found = dict[str, Any]
 TINY = ("mlp", "bert", "gpt2", "vit", "llama", "llama_decode1", "resnet50", "mobilenetv2", "t5")
-FULL = ("mlp", "bert", "gpt2", "vit", "llama", "llama_decode1", "resnet50")
+FULL = ("mlp", "vit", "llama", "llama_decode1", *GPU_MODELS)
 SHORT = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 

@@ -69,7 +69,7 @@ def replace_part(net: Net) -> None:
 
 
 def drop_bias(net: Net) -> None:
-    net.last.bias = None
+    net.last.register_parameter("bias", None)
 
 
 def widen(net: Net) -> None:

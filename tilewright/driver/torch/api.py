@@ -112,10 +112,12 @@ class Compiled:
         """The next call is likely to be like this one, of a module that nobody changed. Where it
         was changed again and again, that is looked at more and more rarely."""
         self._misses += 1
+        known = {j: x for j, x in self._quick.items() if j != k}  # k is as it was no more
         if self._misses & (self._misses - 1) == 0:
             found = Unchanged.of(self._roots[k], seen, self._scope)
             if found is not None:
-                self._quick = {**self._quick, k: (found.fits, self._entries[k][1])}
+                known[k] = found.fits, self._entries[k][1]
+        self._quick = known
 
     def _fill(self, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Results go to the tensors of `out`, in the order of the results."""

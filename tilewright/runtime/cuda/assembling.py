@@ -59,12 +59,11 @@ def assembled(ptx: bytes, cpu: str) -> bytes:
     try:
         size = ctypes.c_size_t()
         given = ctypes.c_size_t(len(ptx) + 1)  # with the zero behind the text
-        steps = (
-            ("AddData", handle, ctypes.c_int(_PTX), ptx, given, b"kernel"),
-            ("Complete", handle),
-            ("GetLinkedCubinSize", handle, ctypes.byref(size)),
-        )
-        if any(library.call(*step) for step in steps):
+        if (
+            library.call("AddData", handle, ctypes.c_int(_PTX), ptx, given, b"kernel")
+            or library.call("Complete", handle)
+            or library.call("GetLinkedCubinSize", handle, ctypes.byref(size))
+        ):
             return b""
         code = ctypes.create_string_buffer(size.value)
         return b"" if library.call("GetLinkedCubin", handle, code) else code.raw
