@@ -596,10 +596,6 @@ def reads(s: Stmt) -> list[Load]:
 
 def writes(body: tuple[Stmt, ...]) -> set[str]:
     """The buffers that statements, and those inside, write."""
-    out: set[str] = set()
-    for s, _ in walk(body):
-        if isinstance(s, (Store, Atomic)):
-            out.add(s.buffer)
-        if isinstance(s, Atomic) and s.result is not None:
-            out.add(s.result[0])
-    return out
+    found = [s for s, _ in walk(body) if isinstance(s, (Store, Atomic))]
+    results = {s.result[0] for s in found if isinstance(s, Atomic) and s.result is not None}
+    return results | {s.buffer for s in found}
