@@ -58,7 +58,7 @@ def profile(name: str) -> None:
     for _ in range(3):
         out = fast(*ex.inputs)
     seen = {"function": ex.module, "args": ex.inputs, "kwargs": {}}
-    check = fast._entries[0][0]
+    check, quick = fast._entries[0][0], list(fast._quick.values())
     (p,) = fast.units[0].programs
     assert isinstance(p, CudaProgram)
     phases = p.details.phases
@@ -79,6 +79,7 @@ def profile(name: str) -> None:
     print(
         f"{name}: call {host_us(lambda: fast(*ex.inputs)):.1f} us,"
         f" guards {host_us(lambda: check(seen)):.1f},"
+        f" of a module as it was {host_us(lambda: [f(seen) for f, _ in quick]):.1f},"
         f" weights {host_us(lambda: bound(tensors)) if bound is not None else 0:.1f},"
         f" a result {host_us(lambda: torch.empty_like(out[0])):.1f},"
         f" graph {host_us(lambda: replay(stream)):.1f} of {len(shape.plan.actions)} launches,"

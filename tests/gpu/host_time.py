@@ -115,6 +115,7 @@ def parts(fast: Compiled, x: torch.Tensor) -> dict[str, float]:
     return {
         "call": cpu_us(lambda: fast(x)),
         "guards of Dynamo": cpu_us(lambda: check(seen)),
+        "the same, of a module as it was": cpu_us(lambda: fast._quick[0][0](seen)),
         "code of Dynamo with ours": cpu_us(lambda: run(fast.original, (x,), {})),
         "ours": cpu_us(lambda: unit_call(list(args))),
         "  weights": cpu_us(lambda: bound(tensors)),

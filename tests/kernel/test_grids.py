@@ -10,6 +10,7 @@ from tests.gpu.assembler import assemble
 from tests.gpu.programs import PROGRAMS, groups, inputs
 from tests.seeds import crossed, drawn
 from tilewright import targets
+from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel import simt
@@ -21,7 +22,7 @@ from tilewright.kernel.nest import Alloc, Nest, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.steps.bind import Bind
-from tilewright.kernel.text import parse_group
+from tilewright.kernel.text import nest_text, parse_group
 from tilewright.kernel.threads import launches
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
@@ -161,3 +162,23 @@ def test_rows_with_two_results_are_one_launch() -> None:
     judge(g, nest, {}, f32)
     found = [x for x in launches(nest.body) if any(not isinstance(s, Alloc) for s in x)]
     assert len(found) == 1
+
+
+UPDATE = """
+group kernel
+  in a0: f32[6,300]
+  in a1: f32[3,5,300]
+  in a2: i64[3,5]
+  out y0: f32[6,300]
+  y0[${cast<i64>(min(cast<u64>(a2[y0.i0,y0.i1]), 5:u64))},y0.i2] add= a1[y0.i0,y0.i1,y0.i2] for y0.i0 in 3, y0.i1 in 5, y0.i2 in 300 in order
+"""  # noqa: E501
+
+
+def test_columns_of_an_update_in_order_are_shared_by_threads() -> None:
+    """Rows may be the same one, so they stay in order: gradients of a table of embeddings."""
+    g = parse_group(UPDATE)
+    nest = scheduled(g)
+    assert "thread.x y0.i2.1 in " in nest_text(nest)
+    judge(g, nest, {}, f32)
+    with pytest.raises(Refused):
+        apply(start(g), (Bind("y0.i0", "block.x"),))

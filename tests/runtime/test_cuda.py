@@ -135,6 +135,21 @@ def test_the_log_of_the_compiler_is_in_the_error() -> None:
     assert "line 7: no such instruction" in str(caught.value)
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_assembled_code_is_loaded_or_the_ptx_where_it_is_refused(refused: bool) -> None:
+    library, d = gpu()
+    given: list[bytes] = []
+
+    def load(out: Any, code: Any, *_: Any) -> int:
+        given.append(code if isinstance(code, bytes) else code.value)
+        out._obj.value = 4096
+        return 209 if refused and given[-1] == b"machine code" else 0
+
+    vars(library)["cuModuleLoadDataEx"] = load
+    assert Module("the PTX", d, b"machine code").handle == 4096
+    assert given == [b"machine code", *([b"the PTX"] if refused else [])]
+
+
 def test_launches() -> None:
     library, d = gpu()
     function = Module("", d).function("k", 65536)

@@ -45,11 +45,13 @@ def judge(example: Example, file: Path) -> dict[str, Any]:
         for name, part in example.module.named_modules()
         if isinstance(part, nn.Embedding)
     ]
-    # Torch counts for the accelerators' attention only, and no integers.
+    # Torch counts for accelerators' attention only, not where heads share keys, and no integers.
+    attentions = ("flash_attention_for_cpu", "flash_attention", "efficient_attention")
     more: Any = {
-        _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-        _aten._int_mm: _product_flops,
+        getattr(_aten, f"_scaled_dot_product_{name}"): _attention_flops
+        for name in (*attentions, "cudnn_attention")
     }
+    more[_aten._int_mm] = _product_flops
     with FlopCounterMode(display=False, custom_mapping=more) as counter:
         eager = example.module(*example.inputs)
     for hook in hooks:

@@ -46,6 +46,7 @@ from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.relayout import Relayout
+from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
@@ -541,7 +542,7 @@ def _stage_by_stage(s: Scheduler) -> None:
         for k, (store, path) in enumerate(_stores(s, stage.name)):
             moving = set().union(*(D.symbols(i) for i in store.index)) if store.index else set()
             data = [p.name for p in path if p.var in moving]
-            _plain(s, data, f"{stage.name}.{k}")
+            _plain(s, data, f"{stage.name}.{k}", [p.name for p in path])
     s.attempt(Synchronise())
 
 
@@ -550,8 +551,9 @@ def _stores(s: Scheduler, stage: str) -> list[tuple[Store, tuple[Loop, ...]]]:
     return [(x, p) for x, p in found if isinstance(x, Store)]
 
 
-def _plain(s: Scheduler, loops: list[str], name: str) -> None:
-    """Loops, outermost first, as blocks of threads, as far as they may run in any order."""
+def _plain(s: Scheduler, loops: list[str], name: str, path: list[str]) -> None:
+    """Loops, outermost first, as blocks of threads, as far as they may run in any order. Of an
+    update in order, one whose iterations never meet goes outside of the rest, which stays."""
     if not loops:
         return
     before = s.nest, list(s.trace)
@@ -560,8 +562,11 @@ def _plain(s: Scheduler, loops: list[str], name: str) -> None:
         if not s.attempt(Fuse(flat, inner, f"{name}.w{k}")):
             break
         flat = f"{name}.w{k}"
-    for loop in (flat, *loops):
+    inner = [(x, *(y for y in path if y != x)) for x in reversed(loops) if x != path[0]]
+    for loop, order in (*((x, ()) for x in (flat, *loops)), *((x[0], x) for x in inner)):
         try:
+            if order and not s.attempt(Reorder(order)):
+                continue
             _flat(s, loop, THREADS)
             return
         except Refused:  # each iteration needs the result of the one before
