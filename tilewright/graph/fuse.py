@@ -44,6 +44,7 @@ from tilewright.graph.regions import (
     repeats,
     trace,
 )
+from tilewright.graph.row_blocks import RowBlocks
 from tilewright.graph.totals import Totals, is_total, totals_last
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
@@ -118,6 +119,7 @@ class _Fuser:
         ProductChains(*found, self.target).link()
         chains = Chains(*found, self.too_large, self.target)
         self.unchained = chains.link()
+        RowBlocks(*found, self.too_large, self.target).join()
         Prologues(*found, self.too_large, self.target, self.limits.cheap).join()
 
     # ---- forward: every node joins a producer's region or starts one

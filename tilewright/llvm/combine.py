@@ -73,16 +73,20 @@ class ThreadSums:
         among = prod(size[a] for a in own)
         if among == 1:
             return x
-        # Consecutive threads: every axis before the last of these is among them, or has one place.
-        last = max(THREADS.index(a) for a in own)
-        consecutive = all(a in own or size[a] == 1 for a in THREADS[:last])
-        if not consecutive or count % WARP or (among % WARP and WARP % among):
+        # Threads that lie evenly: every axis between the first and the last of these is among
+        # them, or has one place. Their numbers differ by multiples of `apart`.
+        places = sorted(map(THREADS.index, own))
+        first, last = places[0], places[-1]
+        even = all(a in own or size[a] == 1 for a in THREADS[first:last])
+        apart = prod(self.threads[:first])
+        reach = apart * among
+        if not even or count % WARP or WARP % apart or (reach % WARP and WARP % reach):
             return self._through_memory(x, function, d, own)
-        step = min(among, WARP) // 2
-        while step:
+        step = min(reach, WARP) // 2
+        while step >= apart:
             x = self.arith.apply(function, d, 1, [x, self._exchanged(x, d, step)])
             step //= 2
-        return x if among <= WARP else self._among_warps(x, function, d, among)
+        return x if reach <= WARP else self._among_warps(x, function, d, reach // WARP, apart)
 
     def _exchanged(self, x: str, d: DType, step: int) -> str:
         """The value of the lane whose number differs by one bit."""
@@ -117,18 +121,24 @@ class ThreadSums:
                 total = self.put(f"add i32 {total}, {part}")
         return total
 
-    def _among_warps(self, x: str, function: str, d: DType, among: int) -> str:
+    def _among_warps(self, x: str, function: str, d: DType, warps: int, apart: int) -> str:
+        """The same of so many warps, in each of which the first `apart` lanes have a value."""
         number = self._number()
         warp = self.put(f"lshr i32 {number}, 5")
         lane = self.put(f"and i32 {number}, {WARP - 1}")
-        memory, t = self._memory(d, prod(self.threads) // WARP)
-        first = self.put(f"icmp eq i32 {lane}, 0")
+        memory, t = self._memory(d, prod(self.threads) // WARP * apart)
+        first = self.put(f"icmp ult i32 {lane}, {apart}")
+        place, own = warp, ""
+        if apart > 1:
+            own = self.put(f"and i32 {lane}, {apart - 1}")
+            place = self.put(f"add i32 {self.put(f'mul i32 {warp}, {apart}')}, {lane}")
         self._in_turn()
-        self.leave(first, memory, warp, t, self._as_byte(x, d))
+        self.leave(first, memory, place, t, self._as_byte(x, d))
         self.barrier()
-        group = self.put(f"udiv i32 {warp}, {among // WARP}")
-        start = self.put(f"mul i32 {group}, {among // WARP}")
-        return self._gathered(memory, t, [(start, k) for k in range(among // WARP)], function, d)
+        group = self.put(f"udiv i32 {warp}, {warps}")
+        start = self.put(f"mul i32 {group}, {warps * apart}")
+        start = self.put(f"add i32 {start}, {own}") if own else start
+        return self._gathered(memory, t, [(start, k * apart) for k in range(warps)], function, d)
 
     def _through_memory(self, value: str, function: str, d: DType, own: list[str]) -> str:
         """Any threads of the block, each of which reads the values of all."""

@@ -342,7 +342,7 @@ class _Thread:
                 self._combining(chain, last)
                 return
         # The only block is a constant, in indices of registers too.
-        one = s.kind in BLOCKS and s.extent == 1
+        one = s.extent == 1  # whoever runs it is number 0
         self.c.env[s.var] = 0 if one else (self.positions.long(s.kind), 0)
         self._where(self.missing(s), partial(self.body.block, s.body), s.kind in THREADS)
         del self.c.env[s.var]

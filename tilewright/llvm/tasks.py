@@ -2,7 +2,7 @@
 
 Kinds of tasks are functions (`emit_kernels(…, tasks=True)`); the kernel calls them by what a table
 in memory says (kernel/tasks.py says what it means). The table has a record of 64-bit words for each
-phase. A block has the record that it works on in shared memory, and reads the next one meanwhile.
+phase. A block has the record that it works on in shared memory, and reads the next ones meanwhile.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ VALUES = WAIT + 2 * MOST_WAITS
 # Of what is fetched ahead: address and bytes from task to task, bytes of a task; the tasks of the
 # phase and the block that has the first; which of its own tasks a block fetches for.
 ADDRESS, STRIDE, SIZE, OF_TASKS, OF_FIRST, FROM, TO = range(AHEAD_WORDS)
+DEEP = 4  # records, the one in use among them, that a block has or has asked for
 LINE = 128  # bytes from counter to counter, so that each is alone in a line of the cache
 # The first line counts blocks that are done; counter k is in line k + 1.
 MOST_REGISTERS = 128  # of a thread, so that a multiprocessor has at least two blocks of 256
@@ -141,35 +142,63 @@ entry:
   %block = zext nneg i32 %block.32 to i64
   %leads = icmp eq i64 %tid, 0
   %reads = icmp ult i64 %tid, {words}
+  %last.phase = sub i64 %phases, 1
   br i1 %reads, label %begin, label %begun
 begin:
-  %from.0 = getelementptr i64, ptr addrspace(1) %table, i64 %tid
-  %word.0 = load i64, ptr addrspace(1) %from.0, align 8
-  %to.0 = getelementptr i64, ptr addrspace(3) @tw_record, i64 %tid
+{first}
   store i64 %word.0, ptr addrspace(3) %to.0, align 8
   br label %begun
 begun:
+{begun}
   call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)
   br label %phase
 
 phase:
   %p = phi i64 [ 0, %begun ], [ %p.next, %passed ]
+{waiting}
   %p.next = add nuw i64 %p, 1
   %turn = and i64 %p, 1
   %place = mul nuw i64 %turn, {words}
   %record = getelementptr i64, ptr addrspace(3) @tw_record, i64 %place
   %more = icmp ult i64 %p.next, %phases
   %reads.next = and i1 %more, %reads
-  br i1 %reads.next, label %fetch, label %fetched
+  br i1 %reads, label %fetch, label %fetched
 fetch:
-  %row = mul nuw i64 %p.next, {words}
-  %column = add nuw i64 %row, %tid
-  %from = getelementptr i64, ptr addrspace(1) %table, i64 %column
-  %word = load i64, ptr addrspace(1) %from, align 8
+  %far = add nuw i64 %p, {deep}
+{fetch}
   br label %fetched
 fetched:
-  %next.word = phi i64 [ %word, %fetch ], [ 0, %phase ]
+  %word.far = phi i64 [ %word, %fetch ], [ 0, %phase ]
 """
+
+
+def _word(row: str, k: str) -> str:
+    """The load of a thread's word of a record, or of the last one where there are fewer."""
+    return f"""\
+  %inside{k} = icmp ult i64 {row}, %last.phase
+  %at{k} = select i1 %inside{k}, i64 {row}, i64 %last.phase
+  %row{k} = mul nuw i64 %at{k}, {{words}}
+  %column{k} = add nuw i64 %row{k}, %tid
+  %from{k} = getelementptr i64, ptr addrspace(1) %table, i64 %column{k}
+  %word{k} = load i64, ptr addrspace(1) %from{k}, align 8"""
+
+
+def _head(words: int) -> str:
+    """The head, but for the sizes of the kernel: words of the next records are on their way, each
+    for so many phases that blocks without tasks do not wait for them."""
+    rows = range(1, DEEP)
+    first = [_word(str(k), f".{k}") for k in range(DEEP)]
+    first.append("  %to.0 = getelementptr i64, ptr addrspace(3) @tw_record, i64 %tid")
+    begun = [f"  %begun.{k} = phi i64 [ %word.{k}, %begin ], [ 0, %entry ]" for k in rows]
+    after = {k: f"%waiting.{k + 1}" for k in rows} | {DEEP - 1: "%word.far"}
+    waiting = [
+        f"  %waiting.{k} = phi i64 [ %begun.{k}, %begun ], [ {after[k]}, %passed ]" for k in rows
+    ]
+    given = {"first": first, "begun": begun, "waiting": waiting, "fetch": [_word("%far", "")]}
+    text = _HEAD
+    for name, lines in given.items():
+        text = text.replace(f"{{{name}}}", "\n".join(lines))
+    return text.replace("{words}", str(words)).replace("{deep}", str(DEEP))
 
 # What this block reads later, which no phase writes: into the cache.
 _AHEAD = """\
@@ -288,7 +317,7 @@ put:
   %other = sub nuw i64 {words}, %place
   %other.at = add nuw i64 %other, %tid
   %to = getelementptr i64, ptr addrspace(3) @tw_record, i64 %other.at
-  store i64 %next.word, ptr addrspace(3) %to, align 8
+  store i64 %waiting.1, ptr addrspace(3) %to, align 8
   br label %passed
 passed:
   call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)
@@ -339,7 +368,7 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int) -> str
         parts.append(made.rstrip("\n"))
 
     size = {"threads": threads, "blocks": blocks, "words": words, "twice": 2 * words}
-    add(_HEAD, shared=SHARED, entry=ENTRY, **size)
+    add(_head(words), shared=SHARED, entry=ENTRY, **size)
     names = ("address", "stride", "size", "of_tasks", "of_first", "begin", "to")
     for n in range(MOST_AHEAD):
         at = AHEAD + AHEAD_WORDS * n

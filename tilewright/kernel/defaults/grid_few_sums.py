@@ -83,6 +83,8 @@ def schedule_few_sums(s: Scheduler) -> bool:
     s.do(Vectorize(lane))
     s.do(Reorder((column.name, own)))
     s.do(Unroll(column.name))
+    for first in (f"{part}.init.i{width - 1}", moved(column.name, f"{c.name}.init")):
+        s.do(Unroll(first))  # constant indices, so that all of them are registers
     s.do(Bind(own, "thread.x"))
     s.do(Bind(once, "thread.x"))
     s.do(Vectorize(f"{last.name}.1"))

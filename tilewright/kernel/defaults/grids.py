@@ -24,6 +24,7 @@ from tilewright.kernel.defaults.grid_lanes import aligned_lanes, vector_lanes
 from tilewright.kernel.defaults.grid_library import call_library
 from tilewright.kernel.defaults.grid_product_chains import schedule_products
 from tilewright.kernel.defaults.grid_products import schedule_product
+from tilewright.kernel.defaults.grid_row_blocks import schedule_row_blocks
 from tilewright.kernel.defaults.grid_sums import schedule_sum
 from tilewright.kernel.defaults.grid_windows import schedule_windows
 from tilewright.kernel.defaults.inlining import inline_maps
@@ -572,6 +573,7 @@ _SHAPES = (
     schedule_chain,
     schedule_products,
     _made_row,
+    schedule_row_blocks,
     _maps,
     schedule_convolution,
     schedule_product,

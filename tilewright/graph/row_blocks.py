@@ -1,0 +1,150 @@
+"""Attention of few rows on a GPU, such as one step of a language model: what is between two products
+stays in the block of a row.
+
+A product, rows made of its results and a product of these rows share their first axes. With few of
+them a kernel each is mostly waiting; a block for every row does all of it, one part after the other
+(kernel/defaults/grid_row_blocks.py). What only these products read is made there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.graph.classify import Facts, contraction, nbytes, same_prefix
+from tilewright.graph.cluster import Why
+from tilewright.graph.regions import Read, Region, Regions
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Node
+from tilewright.ir.target import Target
+
+# Bytes of all that one block reads, at most: a few microseconds of one multiprocessor.
+MOST_BYTES = 512 * 1024
+# Threads of a block.
+THREADS = 256
+VECTOR = 16  # bytes
+WARP = 32
+# Elements of what blocks make again, each for itself.
+MOST_AGAIN = 8192
+
+
+def block_threads(columns: int, lanes: int) -> tuple[int, int] | None:
+    """Threads of a block, where each has a vector of so many columns of the last product: along its
+    columns, and rows of these; None where they do not fill warps."""
+    across = columns // lanes
+    whole = columns % lanes == 0 and 1 < across <= WARP and across & (across - 1) == 0
+    return (across, THREADS // across) if whole and lanes > 1 else None
+
+
+@dataclass
+class RowBlocks:
+    """Joins regions that share rows, where rows are few."""
+
+    regions: Regions
+    facts: Mapping[Node, Facts]
+    readers: Mapping[Node, list[tuple[Node, Read]]]
+    results: Set[Node]
+    too_large: Callable[[Region, Region], Why | None]
+    target: Target
+
+    def join(self) -> None:
+        if self.target.grid is None:
+            return
+        for e in self.regions.live():
+            if e.nodes and e.kind == "contract":
+                self._with_rows(e)
+
+    def _with_rows(self, e: Region) -> None:
+        for p in self.regions.preceding(e):
+            rows = p.outer
+            if p.kind != "row" or not self._few(rows) or not self._starts(e.domain, rows):
+                continue
+            by_row = all(self._by_row(q, r, rows) for q, r in self._edges(p, e))
+            firsts = [c for c in self.regions.preceding(p) if self._first(c, p, rows)]
+            if not firsts or not by_row or not self._joins(p, e):
+                continue
+            if not self._threads_fit(e, firsts):
+                continue
+            if sum(map(self._bytes, (*firsts, e))) > MOST_BYTES * prod(map(int, rows)):
+                continue
+            self.regions.merge(p, e)
+            for c in firsts:
+                if self._joins(c, e):
+                    self.regions.merge(c, e)
+            for m in self.regions.preceding(e):
+                few = m.kind == "map" and D.known_le(prod(m.domain, start=1), MOST_AGAIN)
+                if few and self._joins(m, e):
+                    self.regions.merge(m, e)
+            return
+
+    def _few(self, rows: tuple[Dim, ...]) -> bool:
+        assert self.target.grid is not None
+        known = bool(rows) and all(isinstance(d, int) for d in rows)
+        return known and D.known_le(prod(rows, start=1), self.target.grid.multiprocessors)
+
+    def _first(self, c: Region, p: Region, rows: tuple[Dim, ...]) -> bool:
+        """Is it a product whose results only rows of p are made of, each of its own ones?"""
+        if c.kind != "contract" or c.anchor is None or contraction(c.anchor) is None:
+            return False
+        own = all(self._by_row(q, r, rows) for q, r in self._edges(c, p))
+        return own and self._starts(c.domain, rows) and self._joins(c, p)
+
+    def _threads_fit(self, e: Region, firsts: list[Region]) -> bool:
+        """Do matrices lie as the schedule reads them, by vectors of threads that fill a block?"""
+        n, columns = e.anchor, e.domain[-1]
+        right = self._right(n) if n is not None else None
+        if n is None or right is None or not isinstance(columns, int):
+            return False
+        lanes = VECTOR // right.source.dtype.bytes
+        by = block_threads(columns, lanes)
+        if by is None or right.axes[-1:] != (n.rank - 1,):
+            return False
+        steps = self.facts[n].inner
+        for c in firsts:
+            assert c.anchor is not None
+            found = self._right(c.anchor)
+            if found is None or len(self.facts[c.anchor].inner) != 1:
+                return False
+            if D.known_eq(c.domain[-1], 1):
+                continue
+            deep, depth = len(self.facts[c.anchor].domain) - 1, self.facts[c.anchor].inner[0]
+            along = found.axes[-1:] == (deep,) and D.known_eq(D.mod(depth, lanes), 0)
+            if not along or not D.known_eq(D.mod(c.domain[-1], by[1]), 0):
+                return False
+        return len(steps) == 1 and D.known_eq(D.mod(steps[0], by[1]), 0)
+
+    def _right(self, n: Node) -> Read | None:
+        """What a product reads of its second operand."""
+        c = contraction(n)
+        found = (r for r in self.regions.reads[n] if c and r.via[0][1].operand == c.right)
+        return next(found, None)
+
+    def _by_row(self, q: Node, r: Read, rows: tuple[Dim, ...]) -> bool:
+        return same_prefix(r.axes, r.source.shape, len(rows))
+
+    def _bytes(self, e: Region) -> int:
+        """What the blocks of a product read of its second operand together."""
+        n = e.anchor
+        c = contraction(n) if n is not None else None
+        if n is None or c is None:
+            return MOST_BYTES**2
+        shared = prod(int(n.shape[a]) for a in c.rows if isinstance(n.shape[a], int))
+        size = nbytes(n.inputs[c.right].ttype)
+        return size * shared if isinstance(size, int) else MOST_BYTES**2
+
+    @staticmethod
+    def _starts(shape: tuple[Dim, ...], rows: tuple[Dim, ...]) -> bool:
+        return len(shape) > len(rows) and all(map(D.known_eq, shape, rows))
+
+    def _edges(self, p: Region, e: Region) -> Iterator[tuple[Node, Read]]:
+        for n in p.nodes:
+            yield from ((q, r) for q, r in self.readers.get(n, ()) if self.regions.of[q] is e)
+
+    def _joins(self, p: Region, e: Region) -> bool:
+        """Does nothing else read what p makes, and may the two be one kernel?"""
+        alone = not any(n in self.results for n in p.nodes) and all(
+            self.regions.of[q] in (p, e) for n in p.nodes for q, _ in self.readers.get(n, ())
+        )
+        return alone and self.regions.mergeable(p, e) and self.too_large(p, e) is None
