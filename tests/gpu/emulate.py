@@ -67,7 +67,7 @@ def for_processor(text: str) -> str:
         "= internal global [262144 x i8] undef",
         text,
     )
-    text = re.sub(r'\n *call void asm sideeffect "prefetch[^\n]*', "", text)
+    text = re.sub(r'\n *call void asm sideeffect "(cp.async.bulk.)?prefetch[^\n]*', "", text)
     text = text.replace(MAP, "ptr")
     text = re.sub(r" ?addrspace\(\d\)", "", text)
     text = re.sub(

@@ -28,6 +28,7 @@ VALUES = WAIT + 2 * MOST_WAITS
 ADDRESS, STRIDE, SIZE, OF_TASKS, OF_FIRST, FROM, TO = range(AHEAD_WORDS)
 DEEP = 4  # records, the one in use among them, that a block has or has asked for
 LINE = 128  # bytes from counter to counter, so that each is alone in a line of the cache
+PIECE = 4096  # bytes that a thread asks the copy engine for
 # The first line counts blocks that are done; counter k is in line k + 1.
 MOST_REGISTERS = 128  # of a thread, so that a multiprocessor has at least two blocks of 256
 
@@ -76,7 +77,7 @@ def emit_tasks(modules: Sequence[tuple[str, Sequence[Launch], int]], grid: Grid)
         raise Unsupported(f"a record of {words} words is more than the threads of a block read")
     shared = max((x.shared for _, found, _ in modules for x in found), default=0)
     blocks = max(1, grid.registers // (MOST_REGISTERS * threads))
-    body = _kernel(kinds, threads, words, blocks)
+    body = _kernel(kinds, threads, words, blocks, "tma" in grid.has)
     text = merged([text for text, _, _ in modules] + [body])
     return TaskCode(text, threads, shared, kinds, words, blocks)
 
@@ -200,6 +201,7 @@ def _head(words: int) -> str:
         text = text.replace(f"{{{name}}}", "\n".join(lines))
     return text.replace("{words}", str(words)).replace("{deep}", str(DEEP))
 
+
 # What this block reads later, which no phase writes: into the cache.
 _AHEAD = """\
   %a{n}.bytes = {size}
@@ -235,7 +237,7 @@ a{n}.line:
   %a{n}.base = add i64 %a{n}.address, %a{n}.rows
   %a{n}.where = add i64 %a{n}.base, %a{n}.at
   %a{n}.pointer = inttoptr i64 %a{n}.where to ptr addrspace(1)
-  call void asm sideeffect "prefetch.global.L2 [$0];", "l"(ptr addrspace(1) %a{n}.pointer)
+{fetch}
   %a{n}.at.next = add i64 %a{n}.at, {step}
   br label %a{n}.lines
 a{n}.task.end:
@@ -243,6 +245,18 @@ a{n}.task.end:
   br label %a{n}.task
 a{n}.end:
 """
+
+# One line of the cache, or some bytes by the copy engine.
+_LINE_AHEAD = """\
+  call void asm sideeffect "prefetch.global.L2 [$0];", "l"(ptr addrspace(1) %a{n}.pointer)"""
+_BYTES_AHEAD = """\
+  %a{n}.rest = sub i64 %a{n}.bytes, %a{n}.at
+  %a{n}.long = icmp sgt i64 %a{n}.rest, {line}
+  %a{n}.some = select i1 %a{n}.long, i64 {line}, i64 %a{n}.rest
+  %a{n}.some.32 = trunc i64 %a{n}.some to i32
+  %a{n}.whole = and i32 %a{n}.some.32, -16
+  call void asm sideeffect "cp.async.bulk.prefetch.L2.global [$0], $1;", \
+"l,r"(ptr addrspace(1) %a{n}.pointer, i32 %a{n}.whole)"""
 
 # Which tasks are this block's; each of the first threads waits for one counter.
 _WAIT = """\
@@ -347,7 +361,7 @@ end:
 """
 
 
-def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int) -> str:
+def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, copy_engine: bool) -> str:
     count = 0
 
     def word(at: int) -> str:
@@ -373,7 +387,9 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int) -> str
     for n in range(MOST_AHEAD):
         at = AHEAD + AHEAD_WORDS * n
         found = {name: word(at + k) for k, name in enumerate(names)}
-        add(_AHEAD, n=n, line=LINE, step=threads * LINE, **found)
+        each = PIECE if copy_engine else LINE
+        fetch = (_BYTES_AHEAD if copy_engine else _LINE_AHEAD).format(n=n, line=each)
+        add(_AHEAD, n=n, line=each, step=threads * each, fetch=fetch, **found)
     own = {
         name: word(at)
         for name, at in (

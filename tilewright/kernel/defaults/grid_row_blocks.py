@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.base.errors import Refused
 from tilewright.graph.row_blocks import block_threads
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load, extent, loads
-from tilewright.base.errors import Refused
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.grid_lanes import vector_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
@@ -270,4 +270,3 @@ class _Block:
         self.bind(column, own, "")
         for first in (f"{part}.init.i{width - 1}", moved(column, f"{stage}.init")):
             s.do(Unroll(first))  # constant indices, so that all of them are registers
-
