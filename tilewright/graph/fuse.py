@@ -15,7 +15,7 @@ What is not fused is refused by name: a `Refusal` and an event with the user's f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from tilewright.base.events import Log
@@ -76,13 +76,15 @@ class Fuse:
     def __call__(self, graph: Graph, target: Target, log: Log) -> Fused:
         graph = SinkReshapes().apply(graph, log)
         stored: set[Node] = set()
+        again: set[Node] = set()
         while True:
-            attempt = _Fuser(graph, target, log, self, stored)
+            attempt = _Fuser(graph, target, log, self, stored, again)
             attempt.run()
-            unfit = attempt.unfit_for_rows()
-            if not unfit:
+            unfit, more = attempt.unfit_for_rows(), attempt.again - again
+            if not unfit and not more:
                 return attempt.assemble()
             stored |= unfit
+            again |= more
 
 
 def fuse(graph: Graph, target: Target, log: Log) -> Fused:
@@ -95,18 +97,25 @@ _PRIORITY = {"chain": 0, "contract": 0, "row": 1, "column": 2, "total": 2, "map"
 
 class _Fuser:
     def __init__(
-        self, graph: Graph, target: Target, log: Log, limits: Fuse, stored: set[Node]
+        self,
+        graph: Graph,
+        target: Target,
+        log: Log,
+        limits: Fuse,
+        stored: set[Node],
+        again: Set[Node] = frozenset(),
     ) -> None:
         self.graph, self.target, self.log, self.limits = graph, target, log, limits
         self.order = graph.nodes()
         self.users = graph.users()
         self.facts = {n: facts(n) for n in self.order}
-        inlining = inlining_of(graph, self.facts, limits.cheap, stored)
+        inlining = inlining_of(graph, self.facts, limits.cheap, stored, again)
         self.inlined, self.apart, self.results = inlining.inlined, inlining.apart, inlining.results
         self.regions = Regions(self.results)
         self.why: dict[tuple[Node, Node], Why] = {}
         self.readers: dict[Node, list[tuple[Node, Read]]] = {}
         self.unchained: dict[tuple[Node, Node], Why] = {}
+        self.again: set[Node] = set()  # what every reader should make for itself
 
     def run(self) -> None:
         for n in self.order:
@@ -119,7 +128,9 @@ class _Fuser:
         ProductChains(*found, self.target).link()
         chains = Chains(*found, self.too_large, self.target)
         self.unchained = chains.link()
-        RowBlocks(*found, self.too_large, self.target).join()
+        blocks = RowBlocks(*found, self.too_large, self.target, self.limits.cheap)
+        blocks.join()
+        self.again = blocks.again
         Prologues(*found, self.too_large, self.target, self.limits.cheap).join()
 
     # ---- forward: every node joins a producer's region or starts one

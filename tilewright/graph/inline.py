@@ -169,9 +169,15 @@ class Inlining:
 
 
 def inlining_of(
-    graph: Graph, facts: Mapping[Node, Facts], cheap: int, stored: Set[Node]
+    graph: Graph,
+    facts: Mapping[Node, Facts],
+    cheap: int,
+    stored: Set[Node],
+    again: Set[Node] = frozenset(),
 ) -> Inlining:
-    """Maps of at most `cheap` operations may be inlined, those in `stored` are not."""
+    """Maps of at most `cheap` operations may be inlined, those in `stored` are not, those in
+    `again` are."""
     decided = Inlining(graph, facts, cheap, stored)
     decided.run()
+    decided.inlined |= again
     return decided

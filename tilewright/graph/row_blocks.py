@@ -1,4 +1,4 @@
-"""Attention of few rows on a GPU, such as one step of a language model: what is between two products
+"""Attention of few rows on a GPU, such as a step of a language model: what is between two products
 stays in the block of a row.
 
 A product, rows made of its results and a product of these rows share their first axes. With few of
@@ -9,7 +9,7 @@ them a kernel each is mostly waiting; a block for every row does all of it, one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.graph.classify import Facts, contraction, nbytes, same_prefix
@@ -48,6 +48,9 @@ class RowBlocks:
     results: Set[Node]
     too_large: Callable[[Region, Region], Why | None]
     target: Target
+    cheap: int
+    # What others read too, and blocks need not wait for where they make it themselves.
+    again: set[Node] = field(default_factory=set)
 
     def join(self) -> None:
         if self.target.grid is None:
@@ -74,10 +77,22 @@ class RowBlocks:
                 if self._joins(c, e):
                     self.regions.merge(c, e)
             for m in self.regions.preceding(e):
-                few = m.kind == "map" and D.known_le(prod(m.domain, start=1), MOST_AGAIN)
-                if few and self._joins(m, e):
+                if m.kind != "map" or not D.known_le(prod(m.domain, start=1), MOST_AGAIN):
+                    continue
+                if self._joins(m, e):
                     self.regions.merge(m, e)
+                elif any(p.kind == "contract" for p in self.regions.preceding(m)):
+                    self.again.update(self._made_for(m, e))
             return
+
+    def _made_for(self, m: Region, e: Region) -> Iterator[Node]:
+        """The nodes of m that e needs, if each is cheap and none is a result."""
+        needed = {r.source for n in e.nodes for r in self.regions.reads[n]} & m.nodes.keys()
+        for n in reversed(list(m.nodes)):
+            if n in needed:
+                needed |= {r.source for r in self.regions.reads[n]} & m.nodes.keys()
+        cheap = all(self.facts[n].flops <= self.cheap for n in needed)
+        yield from needed if cheap and not needed & set(self.results) else ()
 
     def _few(self, rows: tuple[Dim, ...]) -> bool:
         assert self.target.grid is not None

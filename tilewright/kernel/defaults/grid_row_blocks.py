@@ -1,4 +1,4 @@
-"""Products of few rows of a GPU with rows between them, in one launch: a step of attention, for one.
+"""Products of few rows of a GPU with rows between them, in one launch, such as a step of attention.
 
 A block has one row of everything. What its stages hand on is in shared memory; each of them is
 divided among all threads: maps element by element, sums of a row in parts, products whose operand
@@ -242,7 +242,7 @@ class _Block:
         """Some axes so that the numbers of threads are axes of their own: each thread has memory
         for its own part only."""
         axes = [f"i{k}" for k in range(len(self.s.nest.buffer(buffer).shape))]
-        gone = {x for p in places for x in axes if p.startswith(f"{x}/") or p.startswith(f"{x}%")}
+        gone = {x for p in places for x in axes if p.startswith((f"{x}/", f"{x}%"))}
         after = [x for x in axes[axis:] if x not in gone]
         named = f"{', '.join(axes)} -> {', '.join([*axes[:axis], *places, *after])}"
         self.s.do(Relayout(buffer, named))
