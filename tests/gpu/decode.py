@@ -28,7 +28,7 @@ class Size:
         return self.layers * layer + self.hidden * (self.words + 2)
 
 
-TINY = Size(256, 4, 2, 16, 96, 2, 40, 160)
+TINY = Size(256, 4, 2, 16, 96, 2, 40, 256)
 FULL = Size(2048, 32, 8, 64, 8192, 16, 32000, 1024)  # 1.04 billion weights
 
 
