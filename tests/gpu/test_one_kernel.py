@@ -162,4 +162,4 @@ def test_a_step_of_a_language_model(gpu: Gpu, dtype: torch.dtype) -> None:
             judged(fast(*inputs), exact, model(*inputs))
     assert library.calls.count("cuLaunchCooperativeKernel") == 1
     (found,) = replays(fast)
-    assert len(found.graph.phases) <= 28  # norms, gates and weighted values are no more than that
+    assert len(found.graph.phases) <= 18  # five of a layer: attention is one of them

@@ -38,6 +38,11 @@ def block_threads(columns: int, lanes: int) -> tuple[int, int] | None:
     return (across, THREADS // across) if whole and lanes > 1 else None
 
 
+def _count(shape: tuple[Dim, ...]) -> int:
+    """The elements of a shape; 0 where that is not known."""
+    return prod(d if isinstance(d, int) else 0 for d in shape)
+
+
 @dataclass
 class RowBlocks:
     """Joins regions that share rows, where rows are few."""
@@ -68,22 +73,30 @@ class RowBlocks:
             firsts = [c for c in self.regions.preceding(p) if self._first(c, p, rows)]
             if not firsts or not by_row or not self._joins(p, e):
                 continue
-            if not self._threads_fit(e, firsts):
+            if not self._threads_fit(e, firsts) or not self._one_kernel(e, p, *firsts):
                 continue
-            if sum(map(self._bytes, (*firsts, e))) > MOST_BYTES * prod(map(int, rows)):
+            if sum(map(self._bytes, (*firsts, e))) > MOST_BYTES * _count(rows):
                 continue
-            self.regions.merge(p, e)
-            for c in firsts:
-                if self._joins(c, e):
-                    self.regions.merge(c, e)
+            for c in (p, *firsts):
+                self.regions.merge(c, e)
             for m in self.regions.preceding(e):
-                if m.kind != "map" or not D.known_le(prod(m.domain, start=1), MOST_AGAIN):
+                if m.kind != "map" or not 0 < _count(m.domain) <= MOST_AGAIN:
                     continue
                 if self._joins(m, e):
                     self.regions.merge(m, e)
                 elif any(p.kind == "contract" for p in self.regions.preceding(m)):
                     self.again.update(self._made_for(m, e))
             return
+
+    def _one_kernel(self, *parts: Region) -> bool:
+        """Are all of them together no more than one kernel is worth?"""
+        whole, nothing = (Region(0, "contract", ()) for _ in range(2))
+        for x in parts:
+            whole.nodes |= x.nodes
+            whole.inputs |= x.inputs
+            whole.size += x.size
+            whole.work += x.work
+        return self.too_large(whole, nothing) is None
 
     def _made_for(self, m: Region, e: Region) -> Iterator[Node]:
         """The nodes of m that e needs, if each is cheap and none is a result."""
@@ -96,8 +109,7 @@ class RowBlocks:
 
     def _few(self, rows: tuple[Dim, ...]) -> bool:
         assert self.target.grid is not None
-        known = bool(rows) and all(isinstance(d, int) for d in rows)
-        return known and D.known_le(prod(rows, start=1), self.target.grid.multiprocessors)
+        return 0 < _count(rows) <= self.target.grid.multiprocessors
 
     def _first(self, c: Region, p: Region, rows: tuple[Dim, ...]) -> bool:
         """Is it a product whose results only rows of p are made of, each of its own ones?"""
@@ -145,7 +157,7 @@ class RowBlocks:
         c = contraction(n) if n is not None else None
         if n is None or c is None:
             return MOST_BYTES**2
-        shared = prod(int(n.shape[a]) for a in c.rows if isinstance(n.shape[a], int))
+        shared = _count(tuple(n.shape[a] for a in c.rows)) if c.rows else 1
         size = nbytes(n.inputs[c.right].ttype)
         return size * shared if isinstance(size, int) else MOST_BYTES**2
 
