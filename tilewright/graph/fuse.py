@@ -39,6 +39,7 @@ from tilewright.graph.regions import (
     Region,
     Regions,
     Size,
+    is_row_shape,
     is_scalar_constant,
     misaligned,
     repeats,
@@ -207,7 +208,7 @@ class _Fuser:
         if f.kind == "reduce":
             return self.fits_reduce(n, f, region, reads)
         if region.kind == "row":
-            if not _is_row_shape(n.shape, region):
+            if not is_row_shape(n.shape, region):
                 rows = _show(region.domain)
                 return "incompatible iteration", f"{_show(n.shape)} against rows of {rows}"
             if not all(same_prefix(r.axes, r.source.shape, len(region.outer)) for r in reads):
@@ -304,7 +305,7 @@ class _Fuser:
             return None
         if kinds == {"row", "map"}:
             row, other = (a, b) if a.kind == "row" else (b, a)
-            if _is_row_shape(other.domain, row):
+            if is_row_shape(other.domain, row):
                 return None
         return "incompatible iteration", f"{_show(a.domain)} against {_show(b.domain)}"
 
@@ -393,7 +394,7 @@ class _Fuser:
         rows = len(e.outer)
         if (
             e.kind == "row"
-            and _is_row_shape(c.domain, e)
+            and is_row_shape(c.domain, e)
             and all(same_prefix(r.axes, r.source.shape, rows) for _, r in edges)
         ):
             return None
@@ -440,7 +441,7 @@ class _Fuser:
             if why is None and not all(same_prefix(r.axes, r.source.shape, rows) for _, r in edges):
                 return "incompatible iteration", "other rows are read"
             if why is None and any(
-                not _is_row_shape(n.shape, c) and len(self.users[n]) > 1 for n in e.nodes
+                not is_row_shape(n.shape, c) and len(self.users[n]) > 1 for n in e.nodes
             ):
                 return "incompatible iteration", "a shared value has another shape than the rows"
             return why
@@ -486,7 +487,7 @@ class _Fuser:
             if region.kind == "row":
                 own = self.contents(region)[0]
                 for n in cheap:
-                    if n in own and not _is_row_shape(n.shape, region):
+                    if n in own and not is_row_shape(n.shape, region):
                         if sum(n in q.inputs for q in own) > 1:
                             out.add(n)
         return out
@@ -593,16 +594,6 @@ class _Fuser:
 
 def _same(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
     return len(a) == len(b) and all(map(D.known_eq, a, b))
-
-
-def _is_row_shape(shape: tuple[Dim, ...], row: Region) -> bool:
-    """Does the shape have one element, or one whole row, for each row?"""
-    p = len(row.outer)
-    if not _same(shape[:p], row.outer):
-        return False
-    rest = shape[p:]
-    ones = len(rest) == len(row.inner) and all(D.known_eq(d, 1) for d in rest)
-    return not rest or ones or _same(rest, row.inner)
 
 
 def _show(shape: tuple[Dim, ...]) -> str:

@@ -163,6 +163,20 @@ class Regions:
         return sum(1 for x in region.inputs if x not in region.nodes and not is_scalar_constant(x))
 
 
+def _same(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
+    return len(a) == len(b) and all(map(D.known_eq, a, b))
+
+
+def is_row_shape(shape: tuple[Dim, ...], row: Region) -> bool:
+    """Does the shape have one element, or one whole row, for each row?"""
+    p = len(row.outer)
+    if not _same(shape[:p], row.outer):
+        return False
+    rest = shape[p:]
+    ones = len(rest) == len(row.inner) and all(D.known_eq(d, 1) for d in rest)
+    return not rest or ones or _same(rest, row.inner)
+
+
 def is_scalar_constant(n: Node) -> bool:
     """Literals of one element are written into the code."""
     return isinstance(n.op, Constant) and n.op.literal.array.size == 1
