@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 
 from tests.gpu import emulate
@@ -10,8 +13,10 @@ from tests.graph.build import graph
 from tests.graph.test_row_blocks import attention
 from tests.kernel.test_grids import GPU, judge, scheduled
 from tilewright.ir.types import DType, bf16, f32
-from tilewright.kernel.interpret import run_group
+from tilewright.kernel import simt
+from tilewright.kernel.interpret import RunError, run_group
 from tilewright.kernel.legal import legalise
+from tilewright.kernel.nest import Barrier, Stmt, transform, walk
 from tilewright.llvm.grid import emit_kernels
 
 
@@ -31,6 +36,25 @@ def check(d: DType, heads: int, rows: int, keys: int, width: int) -> None:
 
 def test_a_step_of_attention_is_one_launch() -> None:
     check(f32, 1, 1, 64, 16)
+
+
+def test_a_barrier_that_is_missing_is_found() -> None:
+    """But for the one after which weights have the memory of scores: the executor has both."""
+    (g,) = groups(graph(attention(f32, 1, 1, 64, 16)))
+    nest = scheduled(g)
+    count = sum(isinstance(x, Barrier) for x, _ in walk(nest.body))
+    found = 0
+    for k in range(count):
+        left = iter(range(count))
+
+        def without(s: Stmt, k: int = k, left: Iterator[int] = left) -> tuple[Stmt, ...]:
+            return () if isinstance(s, Barrier) and next(left) == k else (s,)
+
+        try:
+            simt.run(replace(nest, body=transform(nest.body, without)), inputs(g, {}), {})
+        except RunError:
+            found += 1
+    assert (found, count) == (3, 4)
 
 
 @pytest.mark.slow

@@ -82,7 +82,8 @@ def test_addresses_that_overlap_are_one_memory() -> None:
     assert not tasks.same_memory(found, [p.values(far) for p in found])
 
 
-def test_a_table_follows_its_values() -> None:
+def test_a_table_follows_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "AHEAD_BYTES", 32768)
     found = [launch(0, 0, 1), launch(0, 256, 2)]
     g = tasks.with_ahead(graph(found), found)
     table = tasks.Table(g, found, IMAGE, [p.values(ADDRESSES) for p in found])
