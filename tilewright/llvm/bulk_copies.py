@@ -283,8 +283,8 @@ class BulkCopies:
         )
         swizzle = self.c.buffers[to.buffer].swizzle
         over = 0 if swizzle is None else b.dtype.bytes << (swizzle.base + swizzle.bits)
-        shape, box = (tuple(x[k] for k in axes) for x in (b.shape, box))
-        return Box(b.name, str(b.dtype), b.dtype.bytes, shape, box, over)
+        shape, sizes = tuple(b.shape[k] for k in axes), tuple(box[k] for k in axes)
+        return Box(b.name, str(b.dtype), b.dtype.bytes, shape, sizes, over)
 
     def _by_threads(self, s: Loop) -> None:
         """The threads of the block, or of the producer, share the elements."""
