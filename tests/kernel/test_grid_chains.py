@@ -160,12 +160,13 @@ def test_the_second_product_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (Attention(2048, 2048, 64, batch=8, heads=16), 160),
         # One block, whose producer gives its registers to the others.
         (Attention(4096, 4096, 128, batch=4, heads=16), 168),
-        # Two blocks of twice the threads: few tiles.
+        # Two blocks of twice the threads.
         (Attention(1024, 1024, 128, batch=1, heads=16), 128),
     ],
     ids=str,
 )
-def test_the_code(a: Attention, registers: int) -> None:
+def test_the_code(a: Attention, registers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_key_blocks, "ALONE", True)
     made = emit_kernels(legalise(a.nest(), GPU), GPU)
     (launch,) = made.launches
     ptx = assembly(made.text, GPU)
