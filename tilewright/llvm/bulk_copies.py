@@ -522,7 +522,7 @@ def _together(launch: tuple[Stmt, ...]) -> dict[int, list[str]]:
     for body in (launch, *(b for s, _ in walk(launch) for b in bodies(s))):
         run: list[Loop] = []
         for s in (*body, Wait(0, products=True)):
-            if isinstance(s, Wait) and s.products:
+            if any(isinstance(x, Wait) and x.products for x, _ in walk((s,))):
                 if len(run) > 1:
                     out[id(run[0])] = sorted(writes(tuple(run[1:])) - writes(tuple(run[:1])))
                 run = []
