@@ -134,12 +134,14 @@ def attention(c: Case) -> Found:
 @dataclass(frozen=True)
 class Variant:
     """How many keys a block has, how many groups of warps share it, how far it is ahead, and
-    whether the second product goes on meanwhile."""
+    whether the second product goes on meanwhile, a producer brings keys, groups take turns."""
 
     keys: int
     groups: int
     ahead: int = 1
     slack: int = 0
+    roles: int = 0  # versions that a producer brings
+    turns: bool = False
 
     def program(self, c: Case) -> GridProgram:
         """Scheduled anew, whatever is cached."""
@@ -154,10 +156,11 @@ class Variant:
                 setattr(module, name, x)
 
     def __str__(self) -> str:
-        return f"{self.keys} keys, {self.groups} groups, {self.ahead} ahead, slack {self.slack}"
+        words = f"{self.keys} keys, {self.groups} groups, {self.ahead} ahead, slack {self.slack}"
+        return words + f", roles {self.roles}" * bool(self.roles) + ", turns" * self.turns
 
 
-_CONSTANTS = ("GROUPS", "AHEAD", "SLACK")
+_CONSTANTS = ("GROUPS", "AHEAD", "SLACK", "ROLES", "TURNS")
 # By the width of heads. A slack of 2: the second product goes on during the next softmax.
 VARIANTS = {
     64: (
@@ -166,7 +169,7 @@ VARIANTS = {
     ),
     128: (
         *(Variant(64, 2), Variant(64, 1, slack=2)),
-        *(Variant(64, 2, slack=2), Variant(128, 2, slack=2)),
+        *(Variant(128, 2, slack=2, roles=3), Variant(128, 2, slack=2, roles=3, turns=True)),
     ),
 }
 

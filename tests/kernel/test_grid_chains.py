@@ -12,6 +12,7 @@ from tests.gpu import emulate
 from tests.gpu.assembler import assemble
 from tests.gpu.attention_groups import Attention
 from tilewright import targets
+from tilewright.graph import grid_key_blocks
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Index
 from tilewright.ir.parts import walk as walk_values
@@ -21,7 +22,19 @@ from tilewright.kernel.check import verify
 from tilewright.kernel.defaults import grid_chains
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
-from tilewright.kernel.nest import Barrier, Loop, Stmt, Store, Wait, transform, walk
+from tilewright.kernel.nest import (
+    Acquire,
+    Barrier,
+    Loop,
+    Release,
+    Stmt,
+    Store,
+    Turn,
+    Wait,
+    transform,
+    walk,
+)
+from tilewright.kernel.text import nest_text, parse_nest
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 
@@ -145,20 +158,56 @@ def test_the_second_product_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         # Shared memory has room for three blocks.
         (Attention(2048, 2048, 64, batch=8, heads=16), 160),
-        # Two blocks of twice the threads.
-        (Attention(4096, 4096, 128, batch=4, heads=16), 128),
+        # One block, whose producer gives its registers to the others.
+        (Attention(4096, 4096, 128, batch=4, heads=16), 168),
+        # Two blocks of twice the threads: fewer keys.
+        (Attention(512, 512, 128, batch=1, heads=64), 128),
     ],
     ids=str,
 )
-def test_the_code(a: Attention, registers: int) -> None:
+def test_the_code(a: Attention, registers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_key_blocks, "ALONE", True)
     made = emit_kernels(legalise(a.nest(), GPU), GPU)
     (launch,) = made.launches
     ptx = assembly(made.text, GPU)
-    # Of 16 steps of a sum each; the last blocks of keys of causal attention have their own.
-    keys = 64 if a.width > 64 else 128
-    each = (a.width + keys) // 16
-    assert ptx.count("wgmma.mma_async") == each * (1 + a.causal)
+    # Of 16 steps of a sum each; with a producer, the first and the last product are apart.
+    alone = a.width > 64 and a.batch > 1
+    keys = 64 if a.width > 64 and not alone else 128
+    assert ptx.count("wgmma.mma_async") == (a.width + keys) // 16 * (1 + alone)
     assert "cp.async.bulk.tensor" in ptx and ".local" not in ptx
     for x in assemble(ptx, GPU.cpu):
         assert x.spilled == 0 and x.registers <= registers
-    assert launch.threads == (4, 8, 4 if a.width <= 64 else 8)
+    assert launch.threads == (4, 8, 12 if alone else 4 if a.width <= 64 else 8)
+
+
+def test_the_copy_engine_is_not_told_of_axes_of_one_element() -> None:
+    """It takes five axes; heads that share keys have six, one of which is of one element."""
+    a = Attention(2048, 2048, 128, batch=4, heads=32, shared=8, causal=True)
+    (launch,) = emit_kernels(legalise(a.nest(), GPU), GPU).launches
+    assert {len(x.shape) for x in launch.boxes} <= {4, 5}
+    assert sum(x.buffer != launch.arguments[-1] for x in launch.boxes) >= 2
+    assert {len(b.shape) for b in a.nest().buffers if b.scope == "in"} >= {6}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", [False, True])
+def test_with_a_producer(turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several loops one after the other share its ring: right, and all of it is needed."""
+    options = {"ROLES": 3, "SLACK": 2, "GROUPS": 2, "TURNS": turns}
+    for name, x in options.items():
+        monkeypatch.setattr(grid_chains, name, x)
+    monkeypatch.setattr(grid_key_blocks, "FIXED", 64)
+    a = Attention(128, 200, causal=True, dtype="f16")
+    nest = a.nest()
+    verify(nest)
+    assert parse_nest(nest_text(nest)) == nest
+    assert any(isinstance(s, Turn) for s, _ in walk(nest.body)) == turns
+    for run in (simt.run, lambda n, x: emulate.run(n, x, target=GPU)):
+        (got,) = run(nest, a.arguments()).values()
+        np.testing.assert_allclose(got, a.expected(), **NEAR)
+    faults = {Release(1): (Release(0),), Acquire(3): (Acquire(4),), Wait(1, products=True): ()}
+    for old, new in faults.items():
+        change = lambda s, old=old, new=new: new if s == old else (s,)  # noqa: E731
+        bad = replace(nest, body=transform(nest.body, change))
+        with pytest.raises(RunError, match=r"in flight|still reads|waited for products|written"):
+            simt.run(bad, a.arguments())

@@ -17,17 +17,30 @@ from tilewright.base.events import Log
 from tilewright.driver.program.default_passes import passes as default_passes
 from tilewright.graph.cluster import Cluster
 from tilewright.graph.fuse import Fused, fuse
+from tilewright.ir import dim as D
 from tilewright.ir import passes
+from tilewright.ir.expr import Fn
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, input, node
 from tilewright.ir.operator import outputs_of
+from tilewright.ir.parts import walk as walk_values
 from tilewright.ir.types import bf16, f32, from_memory, to_memory
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
+from tilewright.kernel.defaults import grid_product_chains
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
-from tilewright.kernel.nest import Barrier, Nest, Stmt, Wait, transform
+from tilewright.kernel.nest import (
+    Barrier,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    Wait,
+    transform,
+    walk,
+)
 from tilewright.kernel.schedule import default_schedule
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
@@ -190,13 +203,57 @@ def test_gradients_are_what_they_were(shared: int, mask: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    "left_out", [Wait(0, products=True), Wait(0), Barrier()], ids=["products", "copies", "barrier"]
+    "left_out",
+    [Wait(0, products=True), Wait(1, products=True), Wait(0), Barrier()],
+    ids=["products", "first products", "copies", "barrier"],
 )
-def test_waits_are_needed(left_out: Stmt) -> None:
+def test_waits_are_needed(left_out: Stmt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_product_chains, "HASTEN", True)
     _, c = chains(Heads(128, 64).backward())
     body = transform(c.nest.body, lambda s: () if s == left_out else (s,))
     with pytest.raises(RunError):
         simt.run(replace(c.nest, body=body), c.numbers())
+
+
+def _blocks(a: Heads, which: int) -> tuple[Loop, list[Loop]]:
+    """The loop over tiles of a kernel, and those that products are multiplied in."""
+    c = list(chains(a.backward()))[which]
+    loops = [x for x, _ in walk(c.nest.body) if isinstance(x, Loop)]
+    tiles = next(x for x in loops if x.kind == "block.x")
+    return tiles, [x for x in loops if Wait(0) in x.body]
+
+
+def test_hidden_blocks_of_heads_that_share_keys_are_left_out() -> None:
+    """The rows of several heads are one axis, along which a causal mask begins again."""
+    a = Heads(512, 512, heads=4, causal=True)
+    tiles, found = _blocks(a, 1)
+    assert [D.evaluate(found[-1].extent, {tiles.name: t}) for t in range(8)] == [*range(8, 0, -1)]
+    tiles, found = _blocks(a, 0)  # those with the most blocks begin
+    assert [sum(D.evaluate(x.extent, {tiles.name: t}) for x in found) for t in range(8)] == [
+        *range(8, 0, -1)
+    ]
+
+
+def test_masks_are_in_the_last_blocks() -> None:
+    _, (first, rest) = _blocks(Heads(500, 500), 1)
+    for x in (first, rest):
+        conditions = [
+            v.args[0]
+            for s, path in walk(x.body)
+            if isinstance(s, Store) and not any(q.kind == "tensor" for q in path)
+            for v in walk_values(s.value)
+            if isinstance(v, Fn) and v.name == "select"
+        ]
+        assert bool(conditions) == (x is rest)
+    assert rest.extent == 1
+
+
+def test_products_go_on_while_others_are_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores are powers while their gradients are multiplied, and these when the next begins."""
+    monkeypatch.setattr(grid_product_chains, "HASTEN", True)
+    _, (loop,) = _blocks(Heads(128, 128), 1)
+    waits = [s.pending for s in loop.body if isinstance(s, Wait) and s.products]
+    assert waits == [1, 1, 0]
 
 
 def test_the_code_of_gradients() -> None:

@@ -119,7 +119,7 @@ def test_what_is_no_loop_with_roles(
     [
         ("Roles('c.r0.0', 17)", "17 versions"),
         ("Roles('c.r0.0', 2, 2)", "a slack of 2"),
-        ("Roles('y.i', 4)", "nothing is allocated in y.i"),
+        ("Roles('y.i', 4)", "nothing shared is allocated in y.i"),
     ],
 )
 def test_refusals(step: str, message: str) -> None:

@@ -31,6 +31,7 @@ VECTOR = 8  # elements that are copied at a time
 # unless one block of threads has a multiprocessor for itself, which takes many keys to be worth it.
 KEYS = (64, 128)
 NARROW = 64
+ALONE: bool = False  # is it done? Faster for a nest by itself, slower in a compiled program
 ALONE_ROWS = 128  # of a tile then
 MORE = 1.05  # keys that there are not, for larger blocks
 FIXED: int = 0  # keys of a block whatever the sizes are, to measure them
@@ -97,7 +98,8 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
         if not narrow or not isinstance(width, int) or not fits or not enough or not keys:
             return None
         tiles = prod(map(guess, scores.shape[:-2])) * (rows // ALONE_ROWS)
-        alone = width == WIDEST and keys >= MANY_KEYS and RESIDENT * tiles >= self.resident
+        many = keys >= MANY_KEYS and RESIDENT * tiles >= self.resident
+        alone = ALONE and many and width == WIDEST
         return self.block or FIXED or _keys(rows, keys, alone or width <= NARROW)
 
     def parts(self, scores: Node, blocks: int) -> int:

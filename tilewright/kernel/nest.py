@@ -190,8 +190,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Turn:
-    """Groups of four warps go on one after the other: each waits here for its turn, in every
-    iteration, until the one before passes it on. It orders when they run, not what they see."""
+    """A group of four warps waits until the one before passes its turn on (to the next one)."""
 
     passes: bool = False
 
@@ -265,8 +264,6 @@ Fence = Union[Barrier, Commit, Wait, Acquire, Release, Turn]
 Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
 # What orders the threads of a block, and computes nothing.
 FENCES = (Barrier, Commit, Wait, Acquire, Release, Turn)
-
-
 # What steps do not move anything across.
 BRANCHES = (If, While, Atomic, Report)
 

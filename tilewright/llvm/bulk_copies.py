@@ -148,6 +148,7 @@ class BulkCopies:
         # Private buffers that asynchronous instructions write.
         self.results = [x for x in dict.fromkeys(names) if x in own]
         self.meanwhile = _meanwhile(launch)
+        self.together = _together(launch)
         self.going = 0  # products that are not waited for yet
 
     # ---- the kernel's beginning
@@ -283,8 +284,8 @@ class BulkCopies:
         )
         swizzle = self.c.buffers[to.buffer].swizzle
         over = 0 if swizzle is None else b.dtype.bytes << (swizzle.base + swizzle.bits)
-        shape, box = tuple(b.shape[k] for k in axes), tuple(box[k] for k in axes)
-        return Box(b.name, str(b.dtype), b.dtype.bytes, shape, box, over)
+        shape, sizes = tuple(b.shape[k] for k in axes), tuple(box[k] for k in axes)
+        return Box(b.name, str(b.dtype), b.dtype.bytes, shape, sizes, over)
 
     def _by_threads(self, s: Loop) -> None:
         """The threads of the block, or of the producer, share the elements."""
@@ -455,7 +456,7 @@ class BulkCopies:
         if not self.going:
             found = match(i, self.c.n, s)
             own = found.operands[-1].buffer if isinstance(found, Match) else ""
-            others = [x for x in self.results if x in self.a.base and x != own]
+            others = [x for x in self.together.get(id(s), ()) if x in self.a.base and x != own]
             if others:
                 self._through("", others)
         self.going += 1
@@ -514,6 +515,21 @@ def _meanwhile(launch: tuple[Stmt, ...]) -> dict[int, list[str]]:
                 read = frozenset().union(*(sources(x) for x in body[k:]))
                 out[id(s)] = sorted(made & read)
             begin = k if s.pending else None
+    return out
+
+
+def _together(launch: tuple[Stmt, ...]) -> dict[int, list[str]]:
+    """For the first of several products that nothing waits between, what the others write."""
+    out: dict[int, list[str]] = {}
+    for body in (launch, *(b for s, _ in walk(launch) for b in bodies(s))):
+        run: list[Loop] = []
+        for s in (*body, Wait(0, products=True)):
+            if any(isinstance(x, Wait) and x.products for x, _ in walk((s,))):
+                if len(run) > 1:
+                    out[id(run[0])] = sorted(writes(tuple(run[1:])) - writes(tuple(run[:1])))
+                run = []
+            elif isinstance(s, Loop):
+                run += [x for x, i in instructions((s,)) if i.asynchronous and not i.engine]
     return out
 
 

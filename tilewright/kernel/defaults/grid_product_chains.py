@@ -38,7 +38,7 @@ from tilewright.kernel.steps.unmask import Unmask
 
 AHEAD: int = 1  # blocks of columns
 GROUPS: int = 1  # of warps, each with 64 rows of a tile; all read the same columns
-HASTEN: bool = True  # do products go on while others' results are worked on?
+HASTEN: bool = False  # do products go on while others' results are worked on?
 ROLES: int = 0  # versions of columns that a warp of its own brings; 0: none does
 REGISTERS: int = 240  # of a thread then
 
