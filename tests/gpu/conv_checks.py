@@ -163,8 +163,8 @@ def tiles(groups: int, tile: tuple[int, int, int], ahead: int) -> Iterator[None]
 
     try:
         os.environ.update(off)
-        empty: dict[int, tuple[tuple[int, int, int], ...]] = {1: (), 2: ()}
-        grid_group_products.TILES = {**empty, groups: (tile,)}
+        empty: dict[int, tuple[tuple[int, int, int, int], ...]] = {1: (), 2: ()}
+        grid_group_products.TILES = {**empty, groups: ((*tile, tile[2]),)}
         grid_group_products.versions = versions
         yield
     finally:
