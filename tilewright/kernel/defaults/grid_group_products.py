@@ -134,7 +134,7 @@ def group_tiles(
             for way in WAYS if brought else PLAIN:
                 if way.walks and (rounds == 1 or parts > 1 or not whole):
                     continue
-                if way.cluster > grid.multiprocessors:
+                if way.walks and way.cluster > grid.multiprocessors:
                     continue
                 tile = Tile(m, n, m, n, deep, parts, each, way)
                 own = own_rows(tile, rows, tiles)
