@@ -109,12 +109,12 @@ MOBILENET = (
 # One of each kind, on which tiles are compared.
 VARIED = (Layer(56, 64, 64), Layer(28, 128, 128), Layer(14, 256, 256), Layer(7, 512, 512))
 TILES = {
-    "128x256": (2, (128, 256, 1160, 1160)),
-    "128x128": (2, (128, 128, 650, 650)),
-    "128x64": (2, (128, 64, 400, 400)),
-    "64x128": (1, (64, 128, 380, 380)),
-    "64x64": (1, (64, 64, 300, 300)),
-    "64x256": (1, (64, 256, 720, 720)),
+    "128x256": (2, (128, 256, 1160)),
+    "128x128": (2, (128, 128, 650)),
+    "128x64": (2, (128, 64, 400)),
+    "64x128": (1, (64, 128, 380)),
+    "64x64": (1, (64, 64, 300)),
+    "64x256": (1, (64, 256, 720)),
 }
 AHEAD = (1, 2, 3)
 
@@ -151,7 +151,7 @@ def layer(shape: Layer, batch: int, check: Callable[..., float]) -> Found:
 
 
 @contextmanager
-def tiles(groups: int, tile: tuple[int, int, int, int], ahead: int) -> Iterator[None]:
+def tiles(groups: int, tile: tuple[int, int, int], ahead: int) -> Iterator[None]:
     """Only this tile, copies at most so many steps ahead; nothing comes out of the cache."""
     usual = grid_group_products.TILES, grid_group_products.versions
     off = {knobs.cache.name: "off"}
@@ -163,7 +163,8 @@ def tiles(groups: int, tile: tuple[int, int, int, int], ahead: int) -> Iterator[
 
     try:
         os.environ.update(off)
-        grid_group_products.TILES = {**{1: (), 2: ()}, groups: (tile,)}
+        empty: dict[int, tuple[tuple[int, int, int, int], ...]] = {1: (), 2: ()}
+        grid_group_products.TILES = {**empty, groups: ((*tile, tile[2]),)}
         grid_group_products.versions = versions
         yield
     finally:

@@ -61,15 +61,15 @@ VECTOR = 16  # bytes
 BARRIERS = 1024  # bytes of shared memory besides tiles
 # By the number of groups of a block: its rows and columns, and cycles that a step of the sum takes,
 # where all threads ask for copies and where a warp of its own does, which runs ahead (measured on
-# an H200, of rows of 128 bytes; those of 64 columns are estimated). Large tiles take as long as
+# an H200, of rows of 128 bytes; those of the narrowest are estimated). Large tiles take as long as
 # shared memory does: its 128 bytes in a cycle are what is copied and what instructions read.
 TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
-    2: ((128, 256, 1160, 1130), (128, 128, 650, 650), (128, 64, 600, 420)),
+    2: ((128, 256, 1160, 1130), (128, 128, 650, 650), (128, 64, 600, 350)),
     1: ((64, 128, 560, 340), (64, 256, 800, 660), (64, 64, 390, 260)),
 }
 HIDDEN = 8  # so many cycles that others hide count as one
 SHORT = 128 * 128  # results of a tile whose steps are short
-STORED = 8  # results of a block that it ends with in a cycle
+STORED = 4  # results that a group of warps ends with in a cycle
 BEGIN = 2400  # cycles until the first copies are there; of a block that walks they come before
 REQUEST = 1.6  # cycles of the copy engine for a row, or a part of it, in 128 bytes of memory
 OTHER_REGISTERS = 26  # of a thread, besides its sums
@@ -134,14 +134,15 @@ def group_tiles(
             for way in WAYS if brought else PLAIN:
                 if way.walks and (rounds == 1 or parts > 1 or not whole):
                     continue
-                if way.cluster > grid.multiprocessors:
+                if way.walks and way.cluster > grid.multiprocessors:
                     continue
                 tile = Tile(m, n, m, n, deep, parts, each, way)
                 own = own_rows(tile, rows, tiles)
                 if own is None or (way.roles and not way.walks and each == 1):
                     continue
-                beside = (BEGIN + m * n / STORED) / resident(tile, i.warps // 4, grid)
-                beside = m * n / STORED if way.walks else beside
+                stored = m * n / STORED / (i.warps // 4)
+                beside = (BEGIN + stored) / resident(tile, i.warps // 4, grid)
+                beside = stored if way.walks else beside
                 step = max(ahead if way.roles else plain, REQUEST * sum(map(mul, own, lines)))
                 made = rounds * (each * step + beside)
                 time = max(made, read) + min(made, read) / HIDDEN
