@@ -82,7 +82,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("how", drawn(CASES, 3))
+@pytest.mark.parametrize("how", drawn(list(CASES), 3))
 @pytest.mark.parametrize("seed", drawn(range(8), 1))
 def test_a_product_is_as_precise_as_its_kernel_says(how: str, seed: int) -> None:
     name, count, precise = CASES[how]
