@@ -31,7 +31,7 @@ from tests.gpu.emulate_warps import (
 from tilewright import targets
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
-from tilewright.ir.types import from_memory, to_memory
+from tilewright.ir.types import bf16, from_memory, to_memory
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.bulk_copies import MAP
@@ -60,11 +60,11 @@ def _updated(m: re.Match[str]) -> str:
     order = {"relaxed": "monotonic"}.get(order, order)
     if kind != "i16":
         return f"{made} = atomicrmw {name} ptr {place}, {kind} {value} {order}"
-    assert sign == "f", "a processor may lack sums of bfloat16"
+    half = {"f": "half", "bf": "bfloat"}[sign]
     return (  # bits are given and taken
-        f"{made}.x = bitcast i16 {value} to half\n"
-        f"  {made}.old = atomicrmw fadd ptr {place}, half {made}.x {order}\n"
-        f"  {made} = bitcast half {made}.old to i16"
+        f"{made}.x = bitcast i16 {value} to {half}\n"
+        f"  {made}.old = atomicrmw fadd ptr {place}, {half} {made}.x {order}\n"
+        f"  {made} = bitcast {half} {made}.old to i16"
     )
 
 
@@ -107,6 +107,13 @@ def _quotient(x: float, y: float) -> float:
 def _reciprocal(x: float) -> float:
     with np.errstate(all="ignore"):
         return float(_flushed(1 / np.float64(x)))
+
+
+def _bfloat(x: float) -> float:
+    """What LLVM calls to round to bfloat16 where a processor has no instruction for it; the result
+    is in the lower half of a register."""
+    bits = to_memory(np.array([x], np.float32), bf16).view(np.uint16).astype(np.uint32)
+    return float(bits.view(np.float32)[0])
 
 
 def _flushed(x: np.float64) -> np.float32:
@@ -165,6 +172,7 @@ class Threads:
         give("nvvm_ex2_approx_f", single, (single,), _exact_power_of_two)
         give("nvvm_div_full", single, (single, single), _quotient)
         give("nvvm_rcp_approx_ftz_f", single, (single,), _reciprocal)
+        give("__truncsfbf2", single, (single,), _bfloat)
         address = ctypes.c_void_p
         for name, deep in (("bf16", 16), ("f32_f32", 16), ("s8", 32), ("tf32", 8)):
             f = partial(self._together, partial(product, kind=name))
