@@ -34,7 +34,7 @@ from tests.gpu.emulate_warps import (
 from tilewright import targets
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
-from tilewright.ir.types import from_memory, to_memory
+from tilewright.ir.types import bf16, from_memory, to_memory
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.bulk_copies import MAP
@@ -63,11 +63,11 @@ def _updated(m: re.Match[str]) -> str:
     order = {"relaxed": "monotonic"}.get(order, order)
     if kind != "i16":
         return f"{made} = atomicrmw {name} ptr {place}, {kind} {value} {order}"
-    assert sign == "f", "a processor may lack sums of bfloat16"
+    half = {"f": "half", "bf": "bfloat"}[sign]
     return (  # bits are given and taken
-        f"{made}.x = bitcast i16 {value} to half\n"
-        f"  {made}.old = atomicrmw fadd ptr {place}, half {made}.x {order}\n"
-        f"  {made} = bitcast half {made}.old to i16"
+        f"{made}.x = bitcast i16 {value} to {half}\n"
+        f"  {made}.old = atomicrmw fadd ptr {place}, {half} {made}.x {order}\n"
+        f"  {made} = bitcast {half} {made}.old to i16"
     )
 
 

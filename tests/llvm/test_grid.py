@@ -422,15 +422,16 @@ nest counted
         assert "cmpxchg" in text and "noftz.bf16" not in text
 
 
-def test_halves_are_added_by_all_threads() -> None:
-    nest = parse_nest("""
+@pytest.mark.parametrize(("dtype", "like"), [("f16", "float16"), ("bf16", "bfloat16")])
+def test_narrow_floats_are_added_by_all_threads(dtype: str, like: str) -> None:
+    nest = parse_nest(f"""
 nest summed
-  out y: *f16
+  out y: *{dtype}
   block.x i in 2:
     thread.x t in 8:
-      a: add relaxed y[t%2] with 0.25:f16
+      a: add relaxed y[t%2] with 0.25:{dtype}
 """)
-    target, y = targets.get("cuda:90"), torch.ones(2, dtype=torch.float16)
+    target, y = targets.get("cuda:90"), torch.ones(2, dtype=getattr(torch, like))
     made = emit_kernels(legalise(nest, target), target)
     Emulated(made.text).run("summed", (2, 1, 1), (8, 1, 1), [y.data_ptr()])
     assert y.tolist() == [3.0, 3.0]

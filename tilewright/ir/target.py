@@ -43,6 +43,11 @@ class Grid:
         """Is there an engine that copies tiles of matrices by itself?"""
         return "tma" in self.has
 
+    @property
+    def rounds_factors(self) -> bool:
+        """Are there instructions for products of float32 that is rounded first?"""
+        return "mma.tf32" in self.has
+
     def __post_init__(self):
         for field in fields(self):
             value = getattr(self, field.name)

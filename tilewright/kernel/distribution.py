@@ -123,7 +123,9 @@ class Distribution:
                 seen[name][k].add(self._place(i, d, by))
 
         for p in pieces_in(self.body, self.nest.are("product")):
-            by = {x.var: self.layout(x) for x in p.loops}
+            # Where a thread adds up a product by itself, registers have no place for its steps.
+            steps = p.over() if factors(p) is not None and p.stage not in self.products else ()
+            by = {x.var: self.layout(x) for x in p.loops if x not in steps}
             cells = [*p.writes(), *((str(r.source), r.index) for r in p.reads())]
             for name, at in cells:
                 if name in seen:

@@ -19,7 +19,9 @@ def check(seed: int) -> None:
         raise AssertionError(described(small, failure(small, WAY) or found))
 
 
-@pytest.mark.parametrize("seed", drawn(range(ALL), quick=3))
+# Seed 621: a product that threads add up by themselves, of operands that would fit in registers;
+# 446: what is read of memory that is stored to has no known divisor.
+@pytest.mark.parametrize("seed", drawn([0, 621, 446, *range(1, ALL)], quick=3))
 def test_random_kernels_on_threads(seed: int) -> None:
     check(seed)
 

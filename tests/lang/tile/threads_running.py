@@ -27,7 +27,8 @@ def scheduled(
 ) -> tuple[Lowered, Nest]:
     """The nest of a kernel for a GPU."""
     target = for_capability(capability)
-    low = lower(kernel, wraps=wraps, threads=True, rounds=target.has("mma.tf32"))
+    assert target.grid is not None
+    low = lower(kernel, wraps=wraps, threads=True, rounds=target.grid.rounds_factors)
     return low, schedule_tile_grid(low.nest, target, warps)[1]
 
 

@@ -90,7 +90,7 @@ def write_gpu_tile(wanted: Request, target: Target) -> GpuForms:
     kernel = wanted.kernel()
     with WRITING, garbage_waits():
         times = [perf_counter()]
-        rounds = target.has("mma.tf32")
+        rounds = target.grid is not None and target.grid.rounds_factors
         lowered = lower(kernel, wanted.aliasing, wanted.wraps, threads=True, rounds=rounds)
         times.append(perf_counter())
         near = tuple(
