@@ -34,7 +34,7 @@ from tests.gpu.emulate_warps import (
 from tilewright import targets
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
-from tilewright.ir.types import bf16, from_memory, to_memory
+from tilewright.ir.types import from_memory, to_memory
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.bulk_copies import MAP
