@@ -130,7 +130,8 @@ def _map_alone(s: Scheduler, stage: str) -> None:
     fuse_outer(s, [stage], len(path) - 1)
     path = s.path(stage)
     if len(path) > 2:
-        _plain(s, [p.name for p in path], stage)
+        names = [p.name for p in path]
+        _plain(s, names, stage, names)
         return
     last = path[-1]
     lanes = vector_lanes(s, [stage], last.var)
