@@ -141,9 +141,10 @@ def test_every_candidate_computes_the_same(name: str, machine: str) -> None:
 
 
 def test_blocks_of_a_chain_are_candidates() -> None:
-    group = attention(149, 17, 4, False, default(), heads=(1, 1))
+    group = attention(149, 17, 4, False, ARM, heads=(1, 1))
     found = candidates(group, default(), thorough=True)
-    assert len(found) > 2 and {str(c.choices) for c in found} > {"rules", "block 12"}
+    said = [str(c.choices) for c in found]
+    assert "rules" in said and sum(x.startswith("block ") for x in said) > 1
     judge = Judge(group, [{}])
     judge.exact = False
     for c in found:

@@ -264,7 +264,7 @@ def test_folded_weights_go_too_and_cannot_be_rebuilt() -> None:
 class Tied(nn.Module):
     def __init__(self, scale: float) -> None:
         super().__init__()
-        self.table, self.scale = nn.Embedding(200, 32), scale
+        self.table, self.scale = nn.Embedding(384, 32), scale  # whole register tiles
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(self.table(x), self.table.weight * self.scale)
