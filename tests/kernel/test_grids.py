@@ -85,7 +85,8 @@ def test_a_row_is_read_once_and_as_vectors(name: str, d: DType) -> None:
     threads = launch.threads[0]
     vectors = 4096 * d.bytes // 16 // threads
     parameters = {"softmax": 0, "layer_norm": 2, "rms_norm": 1, "cross_entropy": 0}[name]
-    wide = ptx.count("ld.global.nc.v4")
+    # Reads that wait for each other keep their places, so that memory counts as no constant there.
+    wide = ptx.count("ld.global.v4" if name == "cross_entropy" else "ld.global.nc.v4")
     assert wide == vectors * (1 + parameters), ptx
     if name != "cross_entropy":
         assert ptx.count("st.global.v4") == vectors
