@@ -109,13 +109,15 @@ def test_a_function_that_is_called_very_often_is_not_written_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size"),
-    [("tile_chain", 40), ("tile_integers", 30), ("tile_sums", 10), ("bitonic", 10)],
+    ("name", "size", "most"),
+    # Of a sorting network 10 steps are one vector of 16 lanes, and 21 are four: its steps are not
+    # all alike, and the text of the longer one is 3.3 times that of the shorter. A square is 4.4.
+    [("tile_chain", 40, 3), ("tile_integers", 30, 3), ("tile_sums", 10, 3), ("bitonic", 10, 3.5)],
 )
-def test_long_tile_kernels(name: str, size: int) -> None:
+def test_long_tile_kernels(name: str, size: int, most: float) -> None:
     """They are right, and twice the program is about twice the text."""
     found = [lines_of(lambda n=n: right(name, n)) for n in (size, 2 * size + 1)]
-    assert found[1] < 3 * found[0]
+    assert found[1] < most * found[0]
 
 
 def right(name: str, size: int) -> None:
