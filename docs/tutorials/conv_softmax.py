@@ -171,13 +171,14 @@ def several_filters(n: int, block: int = 4) -> tuple[Placed, te.IterVar]:
     s[t.biased].compute_inline()
     o, i, j = t.y.op.axis
     oo, oi = s[t.y].split(o, factor=block)
-    jo, ji = s[t.y].split(j, factor=4 * LANES)
+    width = min(n, 4 * LANES)
+    jo, ji = s[t.y].split(j, factor=width)
     s[t.y].reorder(oo, i, jo, oi, ji)
     s[t.conv].compute_at(s[t.y], jo)
     fo, _, column = s[t.conv].op.axis
     s[t.conv].reorder(*s[t.conv].op.reduce_axis, fo, column)
     s[t.conv].set_scope("register")
-    if n % (4 * LANES):
+    if n % width:
         s[t.y].peel(jo)
     s[t.conv].unroll(fo)
     s[t.conv].vectorize(column)

@@ -170,7 +170,7 @@ def _numbers(words: np.ndarray, kind: str) -> np.ndarray:
     if kind == "s8":
         return words.view(np.int8)
     if kind == "tf32":
-        return (words & np.uint32(0xFFFFE000)).view(np.float32)
+        return (words.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     return _bf16(words.view(np.uint16)) if kind == "bf16" else words.view(np.float16)
 
 

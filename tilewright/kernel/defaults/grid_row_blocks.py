@@ -76,13 +76,14 @@ def schedule_row_blocks(s: Scheduler) -> bool:
     s.do(ComputeAt(last, vectors))
     block = _Block(s, row.name, *by)
     inner = [x for x in kept if x not in outs and x.name != last]
+    placed: dict[str, str] = {}
     for x in reversed(inner):
         s.do(ComputeAt(x.name, row.name))
         if x in products:
-            block.place(x.name)
+            placed[x.name] = block.place(x.name)
     for x in inner:
         if x in products:
-            block.product(x.name)
+            block.product(x.name, placed[x.name])
         elif x.is_reduce:
             block.sum(x.name)
         else:
@@ -183,17 +184,18 @@ class _Block:
 
     # ---- a product whose operand lies along the sum: some threads for each result
 
-    def place(self, stage: str) -> None:
-        """Threads have some results at a time, each of which one of them stores."""
+    def place(self, stage: str) -> str:
+        """Threads have some results at a time, each of which one of them stores. Returned: the loop
+        along the results, which is split now."""
         s, result = self.s, self.along(stage)
         s.do(Split(result, 1))
         s.do(Split(f"{result}.0", self.rows))
         s.do(Split(f"{result}.0.0", _beside(s.loops(f"{result}.0.0")[0].extent)))
         s.do(ComputeAt(_sums_of(stage), f"{result}.0.0.0"))
+        return result
 
-    def product(self, stage: str) -> None:
+    def product(self, stage: str, result: str) -> None:
         s, own = self.s, _sums_of(stage)
-        result = s.path(stage)[-1].name.removesuffix(".1")  # before `place` has split it
         mine, deep = [p for p in s.path(own) if p.extent != 1][-2:]
         lanes = vector_lanes(s, [own], deep.var)
         self.load(own, f"{result}.0.0.0", mine, lanes)
