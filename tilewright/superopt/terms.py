@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from tilewright.ir.node import Node, input
-from tilewright.ir.types import DType, f32
-from tilewright.superopt.blocks import Kind, Sizes, names
+from tilewright.ir.node import Node, input, item, node
+from tilewright.ir.types import DType, TupleType, f32
+from tilewright.superopt.blocks import Kind, Marks, Sizes, names
 from tilewright.superopt.enumerate import Space
 from tilewright.superopt.vocabulary import Instance
 
@@ -60,6 +60,11 @@ def operators(t: Tree, seen: set[Tree] | None = None) -> int:
     return 1 + sum(operators(x, seen) for x in t.operands)
 
 
+def occurrences(t: Tree) -> int:
+    """How many operators there are, a shared part counted as often as it is used."""
+    return 0 if isinstance(t, Leaf) else 1 + sum(map(occurrences, t.operands))
+
+
 def renamed(t: Tree, table: dict[Leaf, Tree]) -> Tree:
     if isinstance(t, Leaf):
         return table.get(t, t)
@@ -76,10 +81,24 @@ def ordered(t: Tree) -> Tree:
     )
 
 
+def kind_of(t: Tree) -> Kind | None:
+    """The kind of a term; None where its operators' operands do not fit."""
+    if isinstance(t, Leaf):
+        return t.kind
+    kinds = [kind_of(x) for x in t.operands]
+    known = [k for k in kinds if k is not None]
+    return t.instance.kind(_MARKS, known) if len(known) == len(kinds) else None
+
+
+_MARKS = Marks()
+
+
 def as_node(t: Tree, sizes: Sizes, dtype: DType = f32) -> Node:
     if isinstance(t, Leaf):
         return input(t.name, sizes.type(t.kind, dtype))
-    return t.instance.node(sizes, *(as_node(x, sizes, dtype) for x in t.operands))
+    kinds = [k for x in t.operands if (k := kind_of(x)) is not None]
+    made = node(t.instance.op(sizes, kinds), *(as_node(x, sizes, dtype) for x in t.operands))
+    return item(made, 0) if isinstance(made.type, TupleType) else made
 
 
 @dataclass(frozen=True)
