@@ -198,9 +198,9 @@ class BulkCopies:
         self.w.branch("%elected.lane" if self.producing else "%elected", f)
 
     def produce(self, body: tuple[Stmt, ...]) -> None:
-        """The code of the producer, which is a warp: one thread of it issues copies. In a cluster it
-        stays until everything is released: other blocks arrive here as late as that, and what it has
-        asked for is there by then, in all blocks."""
+        """The code of the producer, which is a warp: one thread of it issues copies. In a cluster
+        it stays until everything is released: other blocks arrive here as late as that, and what it
+        has asked for is there by then, in all blocks."""
         self.producing = True
         self.body.block(body)
         if self.cluster is not None:
