@@ -219,7 +219,7 @@ def test_blocks_of_a_cluster_wait_for_each_other_at_memory_barriers(
     assert made.launches[0].cluster == 2 and made.launches[0].threads == (4, 8, 5)
     # When the kernel begins, not in the loop; when it ends the producers wait.
     assert made.text.count("call void @llvm.nvvm.barrier.cluster.wait") == 1
-    assert made.text.count("mapa.shared::cluster") == 1
+    assert made.text.count("mapa.shared::cluster") == 2  # in the loop, and behind it
     given, want = TWO.arguments(), simt.run(TWO.nest(), TWO.arguments())["y"]
     assert (emulate.run_kernels(made, given, {}, 16)["y"] == want).all()
     assert all(x.spilled == 0 for x in assemble(assembly(made.text, GPU), GPU.cpu))

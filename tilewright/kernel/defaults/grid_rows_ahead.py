@@ -22,6 +22,7 @@ from tilewright.kernel.steps.walk import Walk
 AHEAD: int = 0  # rows of a block that are on their way; none: a block has one row
 RESIDENT: int = 8  # blocks of a multiprocessor, at most
 FEWEST = 2  # rows of a block
+THREADS = 64  # of a block, at least
 VECTOR = 16  # bytes of a copy
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 
@@ -52,7 +53,7 @@ def walk_rows(
     resident = min(RESIDENT, grid.shared // ((AHEAD + 1) * size + RESERVED))
     blocks = resident * grid.multiprocessors
     whole = lanes * b.dtype.bytes == VECTOR and elements % (lanes * threads) == 0
-    if not whole or together > 1:
+    if not whole or together > 1 or threads < THREADS:
         raise Refused("rows that are no whole vectors of all threads, or short")
     if not isinstance(count, int) or resident < 1 or count < FEWEST * blocks:
         raise Refused(f"{count} rows are few for {blocks} blocks")
