@@ -100,6 +100,12 @@ class Pipeline(Step):
         most = self.ahead + 1 + self.slack - (self.late and self.slack > 0)
         return count if isinstance(count, int) and first else most
 
+    def _for_nobody(self, loop: Loop) -> bool:
+        """Are there copies that nobody reads? Of a loop that all of them come before there is no
+        room for more."""
+        count = loop.extent
+        return self.always and not (isinstance(count, int) and count <= self.ahead)
+
     def _waited(self, loop: Loop) -> None:
         """If asynchronous instructions are left to go on, they are those before the last wait."""
         waits = [s.pending for s in loop.body if isinstance(s, Wait) and s.products]
@@ -160,7 +166,7 @@ class Pipeline(Step):
         main = self._main(loop, own)
         grouped = self.asynchronous and any(_for_copies(s) for s in loop.body)
         rest: tuple[Stmt, ...] = body[at + 1 :]
-        if self.always and Wait(0) not in rest[:1]:
+        if self._for_nobody(loop) and Wait(0) not in rest[:1]:
             rest = (Wait(0), *rest)  # the memory may be used for something else
         if self.slack and Wait(0, products=True) not in rest[:1]:
             rest = (Wait(0, products=True), *rest)
@@ -191,9 +197,9 @@ class Pipeline(Step):
     def _made(self, loop: Loop, own: list[Stmt], u: Dim, left: Dim) -> list[Stmt]:
         """The stage of iteration u, if there is one: if any are left."""
         turn = version_of(self.stage, D.mod(u, self.versions(loop)))
-        of = D.minimum(u, loop.extent - 1) if self.always else u
+        of = D.minimum(u, loop.extent - 1) if self._for_nobody(loop) else u
         made = [self.marked(s) for s in substitute_all(own, {loop.var: of}, *turn)]
-        if self.always:
+        if self._for_nobody(loop):
             return made
         there = D.minimum(1, D.maximum(left, 0))
         if isinstance(there, int):
