@@ -22,7 +22,7 @@ _BITS = {"half": 16, "bfloat": 16, "float": 32, "double": 64, "ptr": 64}
 _CHECK = """
 @tw_arenas = external global [0 x i64]
 declare void @tw_outside(i64, i64, i64)
-define internal void @tw_touched(ptr %p, i64 %size, i64 %align) noinline {
+define internal void @tw_touched(ptr %p, i64 %size, i64 %align, i1 %part) noinline {
 entry:
   %a = ptrtoint ptr %p to i64
   %end = add i64 %a, %size
@@ -50,7 +50,11 @@ inside:
   %last = load i64, ptr %last.p
   %begins = icmp uge i64 %a, %first
   %ends = icmp ule i64 %end, %last
-  %right = and i1 %begins, %ends
+  %all = and i1 %begins, %ends
+  %reaches = icmp ugt i64 %end, %first
+  %starts = icmp ult i64 %a, %last
+  %some = and i1 %reaches, %starts
+  %right = select i1 %part, i1 %some, i1 %all
   br i1 %right, label %done, label %bad
 more:
   %next = add i64 %k, 1
@@ -75,7 +79,10 @@ def _looked(m: re.Match[str]) -> str:
         return m[0]
     count, of = int(kind[1] or 1), kind[2]
     bits = count * (_BITS[of] if of in _BITS else int(of.removeprefix("i")))
-    given = f"ptr {m['at']}, i64 {-(-bits // 8)}, i64 {m['align']}"
+    size = -(-bits // 8)
+    # An aligned vector of which some elements are there may be read: the others are next to them.
+    part = m["read"] is not None and int(m["align"]) >= size
+    given = f"ptr {m['at']}, i64 {size}, i64 {m['align']}, i1 {str(part).lower()}"
     # Where an address is less aligned this is said, and the process lives on.
     own = m[0] if " atomic " in m[0] else f"{m[0].removesuffix(m['align'])}1"
     return f"{m[1]}call void @tw_touched({given})\n{own}"

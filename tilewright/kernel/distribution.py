@@ -315,8 +315,7 @@ class Distribution:
         """The loops over threads by their axes. Of an axis that several loops have parts of there
         is one, and their digits are those of its number."""
         own: dict[str, Loop] = {}
-        # Neighbouring threads have neighbouring vectors.
-        loops = sorted(loops, key=lambda x: any(d.at == LANES for d in x[1]))
+        loops = _by_lanes(loops)
         for axis, parts in axis_parts(l for _, l in loops).items():
             places = [
                 (x.var, k)
@@ -334,6 +333,17 @@ class Distribution:
                     step *= n
             own[axis] = Loop(D.the_sym(number), axis, ())
         return own
+
+    def other_parts(self, p: Piece, axis: str) -> str | None:
+        """A buffer in registers that a piece, whose loops have parts of an axis of threads, uses
+        with only some of them, or in another order: its place there is not the thread's number."""
+        order = [x.var for x, l in _by_lanes(self._laid(p.loops)) if axis in axes_of(l)]
+        for name, at in (*p.writes(), *((str(r.source), r.index) for r in p.reads())):
+            axes = self.registers.get(name, ())
+            own = [D.the_sym(i) for i, l in zip(at, axes) if axis in axes_of(l)]
+            if own not in ([], order):
+                return name
+        return None
 
     def _neighbours(self, leaf: Stmt, x: Loop, layout: Layout, digits: dict[Sym, Any]) -> Stmt:
         """Places that are read from memory, of lanes that are neighbours: the first one's and the
@@ -529,6 +539,11 @@ class Distribution:
 
 
 _TRUE = fn("eq", const(0, i64), const(0, i64))
+
+
+def _by_lanes(loops: Sequence[Laid]) -> list[Laid]:
+    """Loops with lanes last: neighbouring threads have neighbouring vectors."""
+    return sorted(loops, key=lambda x: any(d.at == LANES for d in x[1]))
 
 
 def _condition(s: Stmt) -> list[Load]:

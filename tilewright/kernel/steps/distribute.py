@@ -9,12 +9,8 @@ from tilewright.kernel.distribution import Distribution, on_blocks, programs_of
 from tilewright.kernel.intrinsic import INTRINSICS, tensor_faults
 from tilewright.kernel.layouts import Layout, axis_parts, parse_layout, size
 from tilewright.kernel.nest import Nest
-from tilewright.kernel.pieces import Piece, pieces_in
+from tilewright.kernel.pieces import pieces_in
 from tilewright.kernel.step import Step
-
-
-def _touched(p: Piece) -> set[str]:
-    return {name for name, _ in p.writes()} | {str(x.source) for x in p.reads()}
 
 
 @dataclass(frozen=True)
@@ -58,15 +54,13 @@ class Distribute(Step):
         for p in pieces_in(body):
             # Along the sum of a product a layout is that of its first operand.
             loops = p.loops[:-1] if p.stage in products else p.loops
-            held = [shared.registers[x] for x in _touched(p) if x in shared.registers]
             for axis, parts in axis_parts(layouts.get(q.name, ()) for q in loops).items():
                 said = (
                     f"{p.stage} has {parts} threads along {axis[-1]} of a block of {self.threads}"
                 )
                 self.need(prod(parts) == widths[axis], said)
-                counts = {sum(d.axis == axis for l in x for d in l) for x in held}
-                alone = len(parts) == 1 or counts <= {0, len(parts)}
-                self.need(alone, f"{said}, of which registers have a part only")
+                wrong = shared.other_parts(p, axis) if len(parts) > 1 else None
+                self.need(wrong is None, f"{said}, of which {wrong} in registers has other parts")
         buffers, made = shared.done()
         for loop in reversed(grid):
             made = (loop.around(made),)
