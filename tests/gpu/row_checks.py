@@ -39,6 +39,7 @@ class Varied:
 
 LARGE, RAGGED = (8192, 4096), (8191, 4099)
 SHARES: dict[str, Numbers] = {f"share {k}": {"SHARE": k} for k in (8, 16, 32)}
+ENDS: dict[str, Numbers] = {f"{k} vectors": {"BESIDE_ENDS": k} for k in (2, 4, 8)}
 THREADS: dict[str, Numbers] = {f"threads {k}": {"THREADS": k} for k in (128, 256, 512)}
 # Rows that are only read: how many elements a thread has, how many rows are on their way.
 READ: dict[str, Numbers] = {f"share {k}": {"READ_SHARE": k} for k in (16, 32, 64, 128)}
@@ -55,11 +56,11 @@ VARIED = (
     Varied("cross_entropy", f32, LARGE, AHEAD),
     Varied("cross_entropy", bf16, RAGGED, READ),
     Varied("softmax", bf16, LARGE, SHARES),
-    Varied("softmax", bf16, RAGGED, SHARES),
+    Varied("softmax", bf16, RAGGED, ENDS),
     Varied("layer_norm", bf16, LARGE, SHARES),
-    Varied("layer_norm", bf16, RAGGED, SHARES),
+    Varied("layer_norm", bf16, RAGGED, ENDS),
     Varied("rms_norm", f32, LARGE, SHARES),
-    Varied("rms_norm", bf16, RAGGED, SHARES),
+    Varied("rms_norm", bf16, RAGGED, ENDS),
     Varied("add", bf16, LARGE, THREADS),
     Varied("chain", bf16, LARGE, THREADS),
 )

@@ -4,6 +4,7 @@ takes the context of its process with it.
     python -m tests.gpu.ways                 # right, many times over, and how long a launch takes
     python -m tests.gpu.ways --as-it-was     # blocks of a cluster end at a relaxed barrier
     python -m tests.gpu.ways --sanitizer     # under compute-sanitizer, where the machine has it
+    python -m tests.gpu.ways --clusters      # only those
     python -m tests.gpu.ways --rows 4096 --columns 4096 --deep 4096
 """
 
@@ -17,11 +18,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
+from tests.gpu.random_products import Product
+from tests.gpu.timing import medians
+from tilewright.driver.program.grid_run import GridKernel, target_of
 from tilewright.kernel.defaults import grid_group_products
 from tilewright.kernel.defaults.grid_warp_products import Way
 from tilewright.kernel.nest import Stmt
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import print_trace
 from tilewright.llvm import grid
 from tilewright.llvm.bulk_copies import BulkCopies
+from tilewright.runtime.cuda.device import device
 
 ROOT = Path(__file__).resolve().parents[2]
 WAYS = (
@@ -45,15 +54,6 @@ def _leave(self: Any) -> None:
 
 def one(given: argparse.Namespace) -> None:
     """One way, in this process."""
-    import torch
-
-    from tests.gpu.random_products import Product
-    from tests.gpu.timing import medians
-    from tilewright.driver.program.grid_run import GridKernel, target_of
-    from tilewright.kernel.schedule import default_schedule
-    from tilewright.kernel.step import print_trace
-    from tilewright.runtime.cuda.device import device
-
     on = device(0)
     target = target_of(on)
     p = Product(given.rows, given.columns, given.deep, across=(False, False), epilogue="bias")
@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=2000)
     parser.add_argument("--as-it-was", action="store_true")
     parser.add_argument("--sanitizer", action="store_true")
+    parser.add_argument("--clusters", action="store_true")
     parser.add_argument("--way", type=int, default=-1, help="only this one, in this process")
     given = parser.parse_args()
     if given.way >= 0:
@@ -107,6 +108,8 @@ def main() -> None:
         command = [tool, "--tool", "memcheck", *command]
     failed = 0
     for k, way in enumerate(WAYS):
+        if given.clusters and way.cluster == 1:
+            continue
         done = subprocess.run(
             [*command, "--way", str(k)], cwd=ROOT, capture_output=True, text=True, timeout=300
         )
