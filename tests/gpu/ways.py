@@ -38,6 +38,7 @@ WAYS = (
     *(Way(False, k) for k in (2, 4)),
     *(Way(True, 4, x) for x in (False, True)),
 )
+LONG = 120.0  # seconds of one way, at most
 TOGETHER = 50  # launches that are not waited for one by one
 
 
@@ -110,9 +111,14 @@ def main() -> None:
     for k, way in enumerate(WAYS):
         if given.clusters and way.cluster == 1:
             continue
-        done = subprocess.run(
-            [*command, "--way", str(k)], cwd=ROOT, capture_output=True, text=True, timeout=300
-        )
+        try:
+            done = subprocess.run(
+                [*command, "--way", str(k)], cwd=ROOT, capture_output=True, text=True, timeout=LONG
+            )
+        except subprocess.TimeoutExpired:
+            failed += 1
+            print(f"HANG {way}", flush=True)
+            continue
         failed += done.returncode != 0
         said = done.stdout.splitlines() if not done.returncode else done.stderr.splitlines()[-6:]
         kept = [x for x in said if x.startswith("right") or done.returncode or "ERROR" in x]
