@@ -75,8 +75,9 @@ def _by_warps(ptx: str, whose: str) -> None:
 
 def _tile(
     shape: Shape, x: torch.Tensor, w: torch.Tensor, want: torch.Tensor, how: Any, triton: bool
-) -> Call | None:
-    """A launch of tutorial 3's kernel, by either compiler; None where it does not fit."""
+) -> Call | str:
+    """A launch of tutorial 3's kernel, by either compiler; or why there is none of Triton's, or
+    none that fits."""
     block, warps, stages = how
     b = w.T if shape.linear else w
     c = torch.empty(shape.rows, shape.columns, device="cuda", dtype=x.dtype)
@@ -93,9 +94,9 @@ def _tile(
         with uncached(), patch.object(gpu, "target_of", lambda _: older()):
             made = launch()
     except Exception as problem:
-        if "resource" not in str(problem) and "shared memory" not in str(problem):
+        if not triton and "shared memory" not in str(problem):
             raise
-        return None  # more shared memory or registers than there are
+        return f"{type(problem).__name__}: {str(problem)[:200]}"
     _by_warps(made.asm["ptx"], "Triton's" if triton else "ours")
     error = float((c.double() - want).norm() / want.norm())
     assert error < 5e-3, f"{how} is off by {error:.2e} of the norm"
@@ -106,6 +107,7 @@ def by_warps(shape: Shape) -> Found:
     """A graph's product and tile kernels of all blocks, ours and Triton's."""
     x, w = shape.inputs()
     calls: dict[str, Call] = {}
+    missing: list[str] = []
     want = shape.reference(x.double(), w.double())
     varied = shape == SHAPES[0]  # compiling takes the most of the time
     for name, numbers in list(VARIANTS.items())[: None if varied else 1]:
@@ -122,7 +124,9 @@ def by_warps(shape: Shape) -> Found:
         name = f"{m}x{n}x{k} by {warps}, {stages}"
         for whose in ("ours", "triton") if find_spec("triton") is not None else ("ours",):
             launch = _tile(shape, x, w, want, how, whose == "triton")
-            if launch is not None:
+            if isinstance(launch, str):
+                missing.append(f"no {whose} {name}: {launch}")
+            else:
                 calls[f"{whose} {name}"] = launch
     calls["cuBLAS"] = lambda: shape.reference(x, w)
     t = medians({name: [f] for name, f in calls.items()}, 20)
@@ -135,7 +139,7 @@ def by_warps(shape: Shape) -> Found:
         "of_triton": theirs / t["graph"],
         "tile_of_triton": theirs / tile,
         "facts": f"graph {theirs / t['graph']:.2f} and tiles {theirs / tile:.2f} of Triton's best; "
-        + ", ".join(shown),
+        + ", ".join([*shown, *missing]),
     }
 
 
