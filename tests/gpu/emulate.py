@@ -495,7 +495,8 @@ def run_kernels(
     for b in (*made.arguments, *made.scratch):
         size = scratch_bytes(b, sizes)
         raw = np.full(size + 512 + 2 * BESIDE, CANARY, np.uint8)
-        start = -raw.ctypes.data % 256 + BESIDE + (alignment if alignment < 16 else 0)
+        off = max(alignment, b.dtype.bytes) if alignment < 16 else 0
+        start = -raw.ctypes.data % 256 + BESIDE + off
         if b.name in arrays:
             laid = arrays[b.name] if b.packed_as is None else b.packed_as.map.pack(arrays[b.name])
             given = to_memory(np.ascontiguousarray(laid), b.dtype)
