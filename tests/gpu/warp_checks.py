@@ -24,7 +24,7 @@ from tilewright import targets
 from tilewright.driver.program.grid_run import GridProgram
 from tilewright.driver.tile import gpu
 from tilewright.ir.target import Target
-from tilewright.kernel.defaults import grid_warp_products
+from tilewright.kernel.defaults import grid_tiles, grid_warp_products
 from tilewright.runtime.cuda.device import device
 from tilewright.targets.nvptx import with_numbers
 
@@ -61,6 +61,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "graph, 128x128, early": {"TILES": SMALL, **EARLY},
     "graph, 128x128 by 32, 6 versions": {"TILES": SMALL, "DEPTHS": (32,), "SEVERAL": 5},
     "graph, in rows": {"NEIGHBOURS": 1},
+}
+
+
+# The same of tile kernels.
+OURS: dict[str, dict[str, Any]] = {
+    "ours": {"BOTH": True},
+    "ours, copies behind": {"BEHIND": True},
+    "ours, warps share rows": {"BOTH": False},
 }
 
 
@@ -122,8 +130,10 @@ def by_warps(shape: Shape) -> Found:
     for how in BLOCKS[: None if varied else 3]:
         (m, n, k), warps, stages = how
         name = f"{m}x{n}x{k} by {warps}, {stages}"
-        for whose in ("ours", "triton") if find_spec("triton") is not None else ("ours",):
-            launch = _tile(shape, x, w, want, how, whose == "triton")
+        own = list(OURS) if varied and how in BLOCKS[:2] else ["ours"]
+        for whose in (*own, *(["triton"] if find_spec("triton") is not None else [])):
+            with patch.multiple(grid_tiles, **OURS.get(whose, {"BOTH": True})):
+                launch = _tile(shape, x, w, want, how, whose == "triton")
             if isinstance(launch, str):
                 missing.append(f"no {whose} {name}: {launch}")
             else:

@@ -46,6 +46,7 @@ GATHER = True  # are results stored through shared memory where they are in pair
 FRAGMENT_LANES = 2  # neighbours that a thread has of an instruction's results
 BOTH = True  # may warps share rows and columns of a product, where each does it by itself?
 LATE = True  # are copies issued at the end of an iteration where that saves a version?
+BEHIND = False  # are copies behind products that each warp does by itself?
 DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
 
 
@@ -204,10 +205,11 @@ def fetch_ahead(s: Scheduler, stages: int, slack: int) -> None:
         longer = _going_on(s.nest, loop) & set(wanted) if slack else set[str]()
         versions, more = _versions(s, stages, wanted, longer)
         late = LATE and more and versions + 1 == stages
+        ahead = versions if late else versions - 1
+        last = late or (BEHIND and not longer)
         for b in wanted if versions > 1 else ():
             own = slack if more and b in longer else 0
-            ahead = versions if late else versions - 1
-            s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True, slack=own, late=late))
+            s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True, slack=own, late=last))
 
 
 def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) -> tuple[int, bool]:
