@@ -45,11 +45,11 @@ THREADS: dict[str, Numbers] = {f"threads {k}": {"THREADS": k} for k in (128, 256
 READ: dict[str, Numbers] = {f"share {k}": {"READ_SHARE": k} for k in (16, 32, 64, 128)}
 AHEAD: dict[str, Numbers] = {
     **READ,
-    "1 ahead": {"AHEAD": 1},
     "1 ahead, 10 blocks": {"AHEAD": 1, "BLOCKS": 10},
-    "1 ahead, 6 blocks": {"AHEAD": 1, "BLOCKS": 6},
     "2 ahead": {"AHEAD": 2},
-    "1 ahead, share 16": {"AHEAD": 1, "READ_SHARE": 16, "BLOCKS": 6},
+    "2 ahead, 6 blocks": {"AHEAD": 2, "BLOCKS": 6},
+    "3 ahead, 6 blocks": {"AHEAD": 3, "BLOCKS": 6},
+    "2 ahead, share 16": {"AHEAD": 2, "READ_SHARE": 16, "BLOCKS": 6},
 }
 VARIED = (
     Varied("cross_entropy", bf16, LARGE, AHEAD),
