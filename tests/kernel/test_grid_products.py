@@ -268,6 +268,7 @@ def test_a_row_is_scheduled_otherwise() -> None:
         ),
         (Product(37, 41, 29, across=(True, False), dtype="f16"), "cuda:80"),
         (Product(33, 41, 35, across=(False, False)), "cuda:90"),  # rows for no copy engine
+        (Product(22, 21, 22, across=(True, False)), "cuda:80"),  # nothing past the last row is read
     ],
 )
 def test_sizes_that_no_tile_of_a_warp_divides(p: Product, target: str) -> None:
