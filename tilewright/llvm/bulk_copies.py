@@ -198,9 +198,14 @@ class BulkCopies:
         self.w.branch("%elected.lane" if self.producing else "%elected", f)
 
     def produce(self, body: tuple[Stmt, ...]) -> None:
-        """The code of the producer, which is a warp: one thread of it issues copies."""
+        """The code of the producer, which is a warp: one thread of it issues copies. In a cluster
+        it stays until everything is released: other blocks arrive here as late as that, and what it
+        has asked for is there by then, in all blocks."""
         self.producing = True
         self.body.block(body)
+        if self.cluster is not None:
+            end = self.put("load i32, ptr %issued, align 4")
+            self._up_to("issued", self.put(f"add i32 {end}, {self.ring}"), self._free)
         self.producing = False
 
     # ---- copies
@@ -408,7 +413,9 @@ class BulkCopies:
     def acquire(self) -> None:
         """The producer waits for the memory of its iteration. That of the first ones is free: a new
         memory barrier is behind its other turn."""
-        number = self.put("load i32, ptr %issued, align 4")
+        self._free(self.put("load i32, ptr %issued, align 4"))
+
+    def _free(self, number: str) -> None:
         turn = self.put(f"xor i32 {self._turn(number)}, 1")
         self._await(self._of_release(number), turn)
 

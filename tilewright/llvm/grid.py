@@ -362,8 +362,9 @@ class _Thread:
         self.w.line(f'call void asm sideeffect "{text}", "~{{memory}}"() convergent')
 
     def leave(self) -> None:
-        """A block of a cluster stays until all have got what it has asked for."""
-        if self.sums.cluster:
+        """A block of a cluster stays until all have got what it has asked for; where there are
+        roles its producer waits for that."""
+        if self.sums.cluster and not self.roles:
             self.sums.meet()
 
     # ---- loops

@@ -1,8 +1,7 @@
 """Default schedules of a GPU: blocks, threads and vectors of 16 bytes.
 
 Shapes: maps (a flat walk through memory), matrix products (grid_products.py; of windows of images:
-grid_convolutions.py), rows (a block
-for every row, which stays in the registers of its threads between one read and one write of memory)
+grid_convolutions.py), rows (a block for each, in registers between one read and one write of it)
 and everything else, stage by stage in launches of its own, where each thread computes one result.
 """
 
@@ -16,6 +15,7 @@ from tilewright.ir.expr import extent, loads
 from tilewright.ir.target import Target
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.axis import moved
+from tilewright.kernel.defaults import grid_rows_ahead as ahead
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.grid_chains import schedule_chain
 from tilewright.kernel.defaults.grid_convolutions import schedule_convolution
@@ -165,7 +165,11 @@ def _stored_once(s: Scheduler) -> bool:
     return _rows(s, once=True)
 
 
-def _rows(s: Scheduler, once: bool = False) -> bool:
+def _read_ahead(s: Scheduler) -> bool:
+    return ahead.AHEAD > 0 and _rows(s, once=True, walks=True)
+
+
+def _rows(s: Scheduler, once: bool = False, walks: bool = False) -> bool:
     """A block for every row, or for a few short ones: what is read of it is read once, all else is
     in registers."""
     stages = inline_maps(s)
@@ -193,7 +197,8 @@ def _rows(s: Scheduler, once: bool = False) -> bool:
     copies = _copies(s, [*inner, *outs], prefix, width) if small else []
     early = [m for x in outs for m in _selected(s, x.name)] if once else []
     names = [x.name for x in outs]
-    return _block_per_row(s, host, names, inner, copies, early, prefix, width, once)
+    brought = ahead.bring(s, copies) if walks else []
+    return _block_per_row(s, host, names, inner, copies, brought, early, prefix, width, once)
 
 
 def _selected(s: Scheduler, out: str) -> list[str]:
@@ -242,6 +247,7 @@ def _block_per_row(
     outs: list[str],
     inner: list[Stage],
     copies: list[str],
+    brought: list[str],
     early: list[str],
     prefix: int,
     width: D.Dim,
@@ -270,16 +276,16 @@ def _block_per_row(
     if once:
         s.do(Split(at, 1))
         at = f"{at}.0"
-    for name in [*early, *(x.name for x in reversed(inner)), *copies]:
+    for name in [*early, *(x.name for x in reversed(inner)), *copies, *brought]:
         if name not in placed:
             s.do(ComputeAt(name, at))
-    along = [*copies, *(x.name for x in inner), *outs]
+    along = [*brought, *copies, *(x.name for x in inner), *outs]
     columns = {x: p for x in along if (p := _column(s, x, at, width)) is not None}
     lanes = vector_lanes(s, list(columns), *(p.var for p in columns.values()))
     unrolled = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
     share = READ_SHARE if once else SHARE
     threads = WARP if streamed else _threads(s, width, lanes, share, at)
-    if unrolled and not streamed:
+    if unrolled and not streamed and not brought:
         assert isinstance(width, int)
         row = s.loops(at)[0].var
         wide = aligned_lanes(s, list(columns), row, width, *(p.var for p in columns.values()))
@@ -300,6 +306,9 @@ def _block_per_row(
         for x in (*copies, *(x.name for x in inner if x.name in columns and x.name not in sums)):
             _in_registers(s, x, lanes, threads)
     rows = _rows_together(s, at, WARPS * WARP if streamed else FEWEST, threads)
+    if brought:
+        ahead.walk_rows(s, at, brought, lanes, threads, rows)
+        return True
     several = (Split(at, rows), Bind(f"{at}.0", "block.x"), Bind(f"{at}.1", "thread.y"))
     together = rows > 1 and _all(s, *several, Synchronise())
     if not together:
@@ -583,6 +592,7 @@ _SHAPES = (
     _maps,
     schedule_convolution,
     schedule_product,
+    _read_ahead,
     _stored_once,
     _rows,
     schedule_windows,
