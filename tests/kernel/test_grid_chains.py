@@ -197,7 +197,6 @@ def test_the_copy_engine_is_not_told_of_axes_of_one_element() -> None:
 
 def _by_one_way(monkeypatch: pytest.MonkeyPatch, way: Way, keys: int = 64) -> None:
     monkeypatch.setattr(grid_chain_ways, "WAY", way)
-    monkeypatch.setattr(grid_chain_ways, "GROUPS", 2)
     monkeypatch.setattr(grid_key_blocks, "FIXED", keys)
 
 
@@ -205,7 +204,7 @@ def _by_one_way(monkeypatch: pytest.MonkeyPatch, way: Way, keys: int = 64) -> No
 @pytest.mark.parametrize("turns", [False, True])
 def test_with_a_producer(turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several loops one after the other share its ring: right, and all of it is needed."""
-    _by_one_way(monkeypatch, Way(3, 2, turns=turns))
+    _by_one_way(monkeypatch, Way(3, 2, turns=turns, groups=2))
     a = Attention(128, 200, causal=True, dtype="f16")
     nest = a.nest()
     verify(nest)
@@ -240,7 +239,7 @@ def test_blocks_walk_over_tiles(
     a: Attention, emulated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few blocks, each of several tiles, whose queries come while the last ones are stored."""
-    _by_one_way(monkeypatch, Way(3, 2, walks=True, turns=emulated))
+    _by_one_way(monkeypatch, Way(3, 2, walks=True, turns=emulated, groups=2))
     nest = a.nest(3)
     verify(nest)
     assert parse_nest(nest_text(nest)) == nest

@@ -27,7 +27,8 @@ from tilewright.ir.parts import walk as walk_values
 from tilewright.ir.types import bf16, f32, from_memory, to_memory
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
-from tilewright.kernel.defaults import grid_product_chains
+from tilewright.kernel.defaults import grid_chain_ways
+from tilewright.kernel.defaults.grid_chain_ways import Way
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
@@ -208,7 +209,7 @@ def test_gradients_are_what_they_were(shared: int, mask: tuple[int, ...]) -> Non
     ids=["products", "first products", "copies", "barrier"],
 )
 def test_waits_are_needed(left_out: Stmt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_product_chains, "HASTEN", True)
+    monkeypatch.setattr(grid_chain_ways, "WAY", Way(hastens=True))
     _, c = chains(Heads(128, 64).backward())
     body = transform(c.nest.body, lambda s: () if s == left_out else (s,))
     with pytest.raises(RunError):
@@ -250,7 +251,7 @@ def test_masks_are_in_the_last_blocks() -> None:
 
 def test_products_go_on_while_others_are_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores are powers while their gradients are multiplied, and these when the next begins."""
-    monkeypatch.setattr(grid_product_chains, "HASTEN", True)
+    monkeypatch.setattr(grid_chain_ways, "WAY", Way(hastens=True))
     _, (loop,) = _blocks(Heads(128, 128), 1)
     waits = [s.pending for s in loop.body if isinstance(s, Wait) and s.products]
     assert waits == [1, 1, 0]

@@ -9,6 +9,7 @@ product where they are. Running maxima and sums are in the registers of the four
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilewright.base.errors import Refused
@@ -25,7 +26,7 @@ from tilewright.kernel.defaults.grid_chain_ways import (
     WIDE,
     Way,
     groups_of,
-    ways,
+    tried,
 )
 from tilewright.kernel.defaults.grid_group_products import across as orders_of
 from tilewright.kernel.defaults.grid_row_results import place_rows
@@ -37,6 +38,7 @@ from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Loop, Store, own_loops, seek
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.add_into import AddInto
+from tilewright.kernel.steps.backwards import Backwards
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.bring_once import BringOnce
@@ -107,18 +109,20 @@ def schedule_chain(s: Scheduler) -> bool:
     parts = chain_of(s)
     if parts is None or s.target.grid is None or s.group.precision == "strict":
         return False
-    found, skip = ways(s.group), s.choices.tile or 0
-    if skip >= len(found):
-        return False
-    groups, before = groups_of(s.group, s.target.grid), (s.nest, list(s.trace))
-    tried = (found[0], PLAIN) if len(found) > 1 and not skip else found[skip : skip + 1]
-    for way in tried:
+    grid = s.target.grid
+    return by_ways(s, lambda way: _Chain(s, parts, groups_of(s.group, grid, way), way).schedule())
+
+
+def by_ways(s: Scheduler, schedule: Callable[[Way], None]) -> bool:
+    """By the first of the ways of its group that is not refused."""
+    before, ways = (s.nest, list(s.trace)), tried(s.group, s.choices.tile or 0)
+    for way in ways:
         try:
-            _Chain(s, parts, groups, way).schedule()
+            schedule(way)
             return True
         except Refused:
             s.nest, s.trace[:] = before
-            if way == tried[-1]:
+            if way == ways[-1]:
                 raise
     return False
 
@@ -153,6 +157,8 @@ class _Chain:
         for x in (q, k, v):
             s.do(SetScope(x, "shared"))
         trimmed = s.attempt(Trim(part))
+        if way.slack > 1:  # the first block of keys is apart then: so that has the masks
+            s.do(Backwards(part))
         before = {b.name for b in s.nest.buffers}
         s.do(Components(end, len(p.end.axes) - 1))
         self._rebase(before)
@@ -175,8 +181,6 @@ class _Chain:
         if way.roles:
             s.do(Roles(part, way.roles))
             s.do(Pragma(grid, "registers", REGISTERS))
-            if by_engine:
-                s.do(BringOnce(q))
             if way.cluster > 1 and not trimmed:
                 s.attempt(Pragma(grid, "cluster", way.cluster))
         else:
@@ -186,6 +190,8 @@ class _Chain:
             s.do(JoinCopies(q))
         if way.slack > 1:
             s.do(Delay(part, p.sums.name))
+        if way.roles and by_engine:
+            s.do(BringOnce((q,)))
         s.do(Synchronise())
         if way.turns and self.groups > 1:
             for loop in (part, f"{part}.first"):

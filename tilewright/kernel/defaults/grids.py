@@ -574,7 +574,8 @@ def _plain(s: Scheduler, loops: list[str], name: str, path: list[str]) -> None:
             s.nest, s.trace[:] = before[0], list(before[1])
 
 
-_TILED = (schedule_chain, schedule_convolution, schedule_product)  # in more than one way
+# In more than one way.
+_TILED = (schedule_chain, schedule_products, schedule_convolution, schedule_product)
 # Tried in turn; what none of them takes is scheduled stage by stage.
 _SHAPES = (
     schedule_chain,
