@@ -133,7 +133,9 @@ VARIANTS = (
 def variant(c: Case, v: Variant) -> Found:
     """The gradients by another schedule: right, with the same bits every time, and timed."""
     x = c.inputs()
-    out, total = GridProgram(forward(c))(*x)
+    whole = [t.repeat_interleave(c.heads // t.shape[1], 1) for t in x]
+    ahead = torch.ops.aten._scaled_dot_product_flash_attention(*whole, 0.0, c.causal)
+    out, total = ahead[:2]
     grad = torch.randn_like(out)
     made, given = v.program(backward(c)), (grad, *x, out, total)
     got, want = made(*given), _eager(c, x, grad)()
