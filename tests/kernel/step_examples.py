@@ -466,7 +466,6 @@ EXAMPLES = {
     "bring-once": (ONE_FOR_ALL, f"{ALL_BOXED}Roles('y.i0.0', 2)", "BringOnce(('u',))"),
     "mirror": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Mirror('y.i0.0', 10)"),
     "backwards": (TRIANGLE, "Trim('s.r0')", "Backwards('s.r0')"),
-    "unmask-always": (TRIANGLE, "Trim('s.r0')\nBackwards('s.r0')", "Unmask('s.r0')"),
     "walk": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Walk('y.i0.0', 4)"),
     "prefetch": (SUM, "", "Prefetch('x', 's.i0', 2)"),
     "prefetch-sums": (SUM, "Split('s.r0', 8)\nReorder(('s.r0.0', 's.i0', 's.r0.1'))", SUMS_AHEAD),

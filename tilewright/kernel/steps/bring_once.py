@@ -81,10 +81,8 @@ class BringOnce(Step):
     def _copies(self, n: Nest, stage: str) -> list[tuple[Stmt, Path]]:
         found = own_statements(n, stage)
         self.need(found, f"nothing copies {stage}")
-        own = [s for s, _ in found]
-        Pipeline("", stage).copies(n, own)
-        names = [x.instruction for x, _ in walk(tuple(own)) if isinstance(x, Loop)]
-        engine = any(x and INTRINSICS[x].engine for x in names)
+        inside = [x for s, _ in found for x, _ in walk((s,)) if isinstance(x, Loop)]
+        engine = any(x.instruction and INTRINSICS[x.instruction].engine for x in inside)
         self.need(engine, f"{stage} is not brought by the copy engine", "Tensorize first")
         return found
 

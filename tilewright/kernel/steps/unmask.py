@@ -33,7 +33,7 @@ class Unmask(Step):
                                                     for r.rest in 1:      # r = t + r.rest
                                                       s += select(…)
 
-    The second loop has all that is left, with the conditions; there is none where they always hold.
+    The second loop has all that is left, with the conditions.
     """
 
     stays: ClassVar[bool] = True
@@ -55,8 +55,6 @@ class Unmask(Step):
 
         def one(x: Loop) -> tuple[Stmt, ...]:
             left = x.extent - end
-            if left == 0:
-                return (transform((x,), lambda s: (_without(s, ends),))[0],)
             first, rest = D.var(self.loop, end), D.var(f"{self.loop}.rest", left)
             plain = transform(x.body, lambda s: (_without(s, ends),))
             # What the only iteration that is left does not do is left out.
@@ -94,7 +92,7 @@ def _end(condition: Value, loop: Loop) -> Dim | None:
         if not isinstance(slope, int) or any(True for _ in D.data_values(x)):
             return None
         worst = furthest(x - slope * D.as_int(loop.var), inner, False)
-        if worst is None or loop.var in D.symbols(worst):
+        if worst is None or loop.var in D.symbols(worst) or slope > 0:
             return None
         if slope < 0:
             end = D.minimum(end, D.floordiv(worst, -slope) + 1)
