@@ -205,7 +205,7 @@ def _by_one_way(monkeypatch: pytest.MonkeyPatch, way: Way, keys: int = 64) -> No
 def test_with_a_producer(turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several loops one after the other share its ring: right, and all of it is needed."""
     _by_one_way(monkeypatch, Way(3, 2, turns=turns, groups=2))
-    a = Attention(128, 200, causal=True, dtype="f16")
+    a = Attention(128, 300, dtype="f16")
     nest = a.nest()
     verify(nest)
     assert parse_nest(nest_text(nest)) == nest

@@ -233,7 +233,7 @@ def test_gradients_by_two_groups_in_turn(
     a: Heads, walks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a producer: right, and what it brings is needed until it is released."""
-    way = Way(4, turns=True, hastens=True, groups=2, walks=walks)
+    way = Way(2, turns=True, hastens=True, groups=2, walks=walks)
     monkeypatch.setattr(grid_chain_ways, "WAY", way)
     target = nvptx.with_numbers(GPU, multiprocessors=1 if walks else 132)
     for c in chains(a.backward(), target):
@@ -242,7 +242,7 @@ def test_gradients_by_two_groups_in_turn(
         got = emulate.run(c.nest, given, target=target)
         for b, want in zip(c.group.outputs, c.wanted(given), strict=True):
             np.testing.assert_allclose(got[b.name], want, **NEAR)
-        late = transform(c.nest.body, lambda s: (Acquire(5),) if s == Acquire(4) else (s,))
+        late = transform(c.nest.body, lambda s: (Acquire(3),) if s == Acquire(2) else (s,))
         with pytest.raises(RunError, match=r"in flight|still reads"):
             simt.run(replace(c.nest, body=late), given)
 
