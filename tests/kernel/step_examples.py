@@ -17,7 +17,7 @@ from tests.kernel.attention_examples import (
     TWICE,
     USES,
 )
-from tests.kernel.box_groups import BOXED, BOXES
+from tests.kernel.box_groups import ALL_BOXED, BOXED, BOXES, ONE_FOR_ALL
 from tests.kernel.step_groups import ANYWHERE, ANYWHERE_SUMS
 
 MAP = """
@@ -463,6 +463,9 @@ EXAMPLES = {
         "Pipeline('y.i0.0', 't', asynchronous=True)",
     ),
     "roles": (BOXES, BOXED, "Roles('y.i0.0', 2)"),
+    "bring-once": (ONE_FOR_ALL, f"{ALL_BOXED}Roles('y.i0.0', 2)", "BringOnce(('u',))"),
+    "mirror": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Mirror('y.i0.0', 10)"),
+    "backwards": (TRIANGLE, "Trim('s.r0')", "Backwards('s.r0')"),
     "walk": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Walk('y.i0.0', 4)"),
     "prefetch": (SUM, "", "Prefetch('x', 's.i0', 2)"),
     "prefetch-sums": (SUM, "Split('s.r0', 8)\nReorder(('s.r0.0', 's.i0', 's.r0.1'))", SUMS_AHEAD),

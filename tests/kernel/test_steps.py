@@ -19,6 +19,7 @@ from tests.kernel.attention_examples import (
     THRICE,
     TWICE,
 )
+from tests.kernel.box_groups import ALL_BOXED, BOXED, BOXES, ONE_FOR_ALL
 from tests.kernel.fuzz import Judge
 from tests.kernel.step_examples import (
     AHEAD,
@@ -72,7 +73,9 @@ NOT_NATIVE += (
     "swizzle",
     "distribute",
     "roles",
+    "bring-once",
     "walk",
+    "mirror",
     "reverse",
     "join-copies",
     "wait-once",
@@ -268,6 +271,13 @@ REFUSALS = [
     (ONLINE, IN_PARTS, "AddInto('e')", "e is not one sum from 0"),
     (SUM, "", "Unmask('s.r0')", "no condition surely holds in the first iterations"),
     (MAP, "", "Reverse('y.i0')", "y.i0 is serial"),
+    (MAP, "", "Mirror('y.i0', 4)", "y.i0 is serial, not blocks"),
+    (MAP, "Bind('y.i0', 'block.x')", "Mirror('y.i0', 3)", "3 iterations are no pairs"),
+    (MAP, "Bind('y.i0', 'block.x')", "Mirror('y.i0', 64)", "no multiple of 64"),
+    (SCAN, "", "Backwards('s.i1')", "which another one writes"),
+    (ONE_FOR_ALL, ALL_BOXED, "BringOnce(('u',))", "no loop with roles comes after u"),
+    (BOXES, BOXED, "BringOnce(('t',))", "no loop with roles comes after t"),
+    (ONE_FOR_ALL, BOXED + "Roles('y.i0.0', 2)", "BringOnce(('u',))", "u is not brought by"),
     (COPIES, "SetScope('u', 'shared')", "JoinCopies('u')", "u is read before a group is committed"),
     (COPIES, IN_GROUPS, "JoinCopies('s')", "s is local"),
     (GRID, "", "Delay('y.i0', 'y')", "y is no asynchronous product that y.i0 waits for"),

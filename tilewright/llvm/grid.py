@@ -533,7 +533,7 @@ class _Thread:
         elif isinstance(s, Wait):
             self.bulk.wait(s.pending)
         elif isinstance(s, Acquire):
-            self.bulk.acquire()
+            self.bulk.acquire(s.versions)
         elif isinstance(s, Release):
             self.bulk.release(s.pending)
         elif isinstance(s, Turn):

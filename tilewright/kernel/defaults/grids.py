@@ -80,7 +80,7 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
     """The trace and the nest it leads to."""
     if choices.library:
         return _with_library(group, target)
-    for shape in (schedule_convolution, schedule_product) if choices.tile else _SHAPES:
+    for shape in _TILED if choices.tile else _SHAPES:
         s = Scheduler(group, target, choices)
         try:
             if shape(s):
@@ -583,6 +583,8 @@ def _plain(s: Scheduler, loops: list[str], name: str, path: list[str]) -> None:
             s.nest, s.trace[:] = before[0], list(before[1])
 
 
+# In more than one way.
+_TILED = (schedule_chain, schedule_products, schedule_convolution, schedule_product)
 # Tried in turn; what none of them takes is scheduled stage by stage.
 _SHAPES = (
     schedule_chain,
