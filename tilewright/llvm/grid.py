@@ -27,6 +27,7 @@ from tilewright.kernel.nest import (
     THREADS,
     Acquire,
     Alloc,
+    Await,
     Barrier,
     Fence,
     Loop,
@@ -71,6 +72,8 @@ PRIVATE_LIMIT = 64 * 1024
 INLINED = 1024
 # The shared memory of a kernel that runs tasks, which these use one after the other.
 SHARED = "tw_tasks"
+# What a task calls where it waits for others, with how many counters it waits for (llvm/tasks.py).
+AWAIT = "tw_await"
 # Warps of a producer that gives up registers, which a group does together, and what it keeps.
 PRODUCERS, FEWEST = 4, 24
 # Nothing is prefetched: other threads run while one waits.
@@ -221,7 +224,7 @@ class _Module:
     def _head(self, symbol: str, parameters: list[str], more: str) -> str:
         if self.task:
             place = ", ".join(f"i32 %task.{axis}" for axis in "xyz")
-            given = ", ".join((*parameters, place))
+            given = ", ".join((*parameters, place, "i32 %waits"))
             return f"define internal void @{symbol}({given}) convergent noinline nounwind {{"
         size = ",".join(map(str, self.all_threads))
         head = f"define ptx_kernel void @{symbol}({', '.join(parameters)})"
@@ -266,7 +269,7 @@ class _Thread:
 
     def __init__(self, m: _Module, symbol: str, body: Body) -> None:
         self.body, self.w, self.c, self.a = body, body.writer, body.context, body.addresses
-        self.threads, self.aligned = m.threads, m.alignment
+        self.threads, self.aligned, self.task = m.threads, m.alignment, m.task
         buffers = self.c.buffers
         # Numbers of a tile kernel are given themselves, not as memory.
         tile = any(b.pointer for b in m.n.buffers)
@@ -537,8 +540,16 @@ class _Thread:
             self.bulk.release(s.pending)
         elif isinstance(s, Turn):
             self.turns.take(s)
+        elif isinstance(s, Await):
+            self._await()
         else:
             self.bulk.commit()
+
+    def _await(self) -> None:
+        """A task waits for the phases before it; a launch begins when those have ended."""
+        if self.task:
+            self.w.line(f"call void @{AWAIT}(i32 %waits) convergent")
+        self.c.renew(self.c.mutable)
 
     def refuse(self, s: While | Report) -> None:
         if isinstance(s, While):

@@ -25,6 +25,7 @@ from tilewright.kernel.defaults.grid_library import call_library
 from tilewright.kernel.defaults.grid_product_chains import schedule_products
 from tilewright.kernel.defaults.grid_products import schedule_product
 from tilewright.kernel.defaults.grid_row_blocks import schedule_row_blocks
+from tilewright.kernel.defaults.grid_streams import schedule_streams
 from tilewright.kernel.defaults.grid_sums import schedule_sum
 from tilewright.kernel.defaults.grid_windows import schedule_windows
 from tilewright.kernel.defaults.inlining import inline_maps
@@ -578,6 +579,7 @@ def _plain(s: Scheduler, loops: list[str], name: str, path: list[str]) -> None:
 _SHAPES = (
     schedule_chain,
     schedule_products,
+    schedule_streams,
     _made_row,
     schedule_row_blocks,
     _maps,
