@@ -14,13 +14,13 @@ from math import prod
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir.target import Grid
-from tilewright.llvm.grid import SHARED, Launch
+from tilewright.llvm.grid import AWAIT, AWAITED, SHARED, Launch
 
 ENTRY = "tw_tasks"
 # Words of a record: those of every phase, what is fetched ahead, waits, and the values that the
 # task's function takes.
-KIND, TASKS, ALONG_X, ALONG_Y, FIRST, COUNTER, WAITS = range(7)
-AHEAD, AHEAD_WORDS, MOST_AHEAD = 7, 7, 2
+KIND, TASKS, ALONG_X, ALONG_Y, FIRST, COUNTER, WAITS, EARLY = range(8)
+AHEAD, AHEAD_WORDS, MOST_AHEAD = 8, 7, 2
 WAIT, MOST_WAITS = AHEAD + AHEAD_WORDS * MOST_AHEAD, 16
 VALUES = WAIT + 2 * MOST_WAITS
 # Of what is fetched ahead: address and bytes from task to task, bytes of a task; the tasks of the
@@ -31,16 +31,19 @@ LINE = 128  # bytes from counter to counter, so that each is alone in a line of 
 PIECE = 4096  # bytes that a thread asks the copy engine for
 # The first line counts blocks that are done; counter k is in line k + 1.
 MOST_REGISTERS = 128  # of a thread, so that a multiprocessor has at least two blocks of 256
+STATIC = 4096  # bytes of shared memory besides that of tasks, at most
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of tasks: its function, the threads that take part, the buffers and sizes it takes."""
+    """A kind of tasks: its function, the threads that take part, the buffers and sizes it takes;
+    can it wait for others itself, when it has begun early?"""
 
     symbol: str
     threads: int
     buffers: int
     sizes: int
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def emit_tasks(modules: Sequence[tuple[str, Sequence[Launch], int]], grid: Grid)
     """One kernel of the functions of several modules; each has its launches, and how many sizes
     these take."""
     kinds = tuple(
-        Kind(x.symbol, prod(x.threads), len(x.arguments), sizes)
+        Kind(x.symbol, prod(x.threads), len(x.arguments), sizes, bool(x.early))
         for _, found, sizes in modules
         for x in found
     )
@@ -76,7 +79,8 @@ def emit_tasks(modules: Sequence[tuple[str, Sequence[Launch], int]], grid: Grid)
     if threads > grid.block_threads:
         raise Unsupported(f"a record of {words} words is more than the threads of a block read")
     shared = max((x.shared for _, found, _ in modules for x in found), default=0)
-    blocks = max(1, grid.registers // (MOST_REGISTERS * threads))
+    room = grid.shared // (shared + STATIC)
+    blocks = max(1, min(grid.registers // (MOST_REGISTERS * threads), room))
     body = _kernel(kinds, threads, words, blocks, "tma" in grid.has)
     text = merged([text for text, _, _ in modules] + [body])
     return TaskCode(text, threads, shared, kinds, words, blocks)
@@ -258,22 +262,16 @@ _BYTES_AHEAD = """\
   call void asm sideeffect "cp.async.bulk.prefetch.L2.global [$0], $1;", \
 "l,r"(ptr addrspace(1) %a{n}.pointer, i32 %a{n}.whole)"""
 
-# Which tasks are this block's; each of the first threads waits for one counter.
-_WAIT = """\
-  %tasks = {tasks}
-  %first = {first}
-  %gap = sub i64 %block, %first
-  %behind = icmp slt i64 %gap, 0
-  %around = add i64 %gap, %grid
-  %start = select i1 %behind, i64 %around, i64 %gap
-  %some = icmp slt i64 %start, %tasks
-  br i1 %some, label %mine, label %hand
-mine:
-  %waits = {waits}
-  %looks = icmp ult i64 %tid, %waits
+# Each of the first threads waits for one counter.
+_AWAIT = """\
+define internal void @{name}({given}) alwaysinline convergent nounwind {{
+entry:
+  %tid = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+  %looks = icmp ult i32 %tid, %waits
   br i1 %looks, label %look, label %open
 look:
-  %pair = shl nuw i64 %tid, 1
+  %tid.64 = zext nneg i32 %tid to i64
+  %pair = shl nuw i64 %tid.64, 1
   %wait.at = add nuw i64 %pair, {wait}
   %wait.place = getelementptr i64, ptr addrspace(3) %record, i64 %wait.at
   %wait.counter = load i64, ptr addrspace(3) %wait.place, align 8
@@ -287,7 +285,32 @@ spin:
   %yet = icmp ult i64 %seen, %wanted
   br i1 %yet, label %spin, label %open
 open:
+  ret void
+}}
+"""
+
+# Which tasks are this block's. Those that begin early wait themselves.
+_WAIT = """\
+  %tasks = {tasks}
+  %first = {first}
+  %gap = sub i64 %block, %first
+  %behind = icmp slt i64 %gap, 0
+  %around = add i64 %gap, %grid
+  %start = select i1 %behind, i64 %around, i64 %gap
+  %some = icmp slt i64 %start, %tasks
+  br i1 %some, label %mine, label %hand
+mine:
+  %waits.64 = {waits}
+  %waits = trunc i64 %waits.64 to i32
+  %early = {early}
+  %late = icmp eq i64 %early, 0
+  br i1 %late, label %await, label %open
+await:
+  call void @{name}(i32 %waits, ptr addrspace(3) %record, ptr addrspace(1) %counters) convergent
   call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)
+  br label %open
+open:
+  %left.first = phi i32 [ 0, %await ], [ %waits, %mine ]
   %kind = {kind}
   %gx.64 = {along_x}
   %gy.64 = {along_y}
@@ -298,6 +321,7 @@ open:
 task:
   %t = phi i64 [ %start, %open ], [ %t.next, %done ]
   %ran = phi i32 [ 0, %open ], [ %ran.next, %done ]
+  %left = phi i32 [ %left.first, %open ], [ 0, %done ]
   %t.32 = trunc i64 %t to i32
   %task.x = urem i32 %t.32, %gx
   %t.rest = udiv i32 %t.32, %gx
@@ -396,6 +420,7 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, copy_e
             ("tasks", TASKS),
             ("first", FIRST),
             ("waits", WAITS),
+            ("early", EARLY),
             ("kind", KIND),
             ("along_x", ALONG_X),
             ("along_y", ALONG_Y),
@@ -403,11 +428,12 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, copy_e
     }
     signal = word(COUNTER)
     cases = " ".join(f"i64 {k}, label %kind{k}" for k in range(len(kinds)))
-    add(_WAIT, wait=WAIT, cases=cases, **own)
+    add(_WAIT, name=AWAIT, cases=cases, **own)
     for k, kind in enumerate(kinds):
         parts += _call(k, kind, threads)
     add(_SIGNAL, counter=signal, words=words, line=LINE)
-    return "\n".join(parts) + "\n"
+    await_ = _AWAIT.format(name=AWAIT, given=AWAITED, wait=WAIT)
+    return "\n".join([*parts, await_]) + "\n"
 
 
 def _call(k: int, kind: Kind, threads: int) -> list[str]:
@@ -432,5 +458,7 @@ def _call(k: int, kind: Kind, threads: int) -> list[str]:
         else:
             given.append(f"i64 {value}")
     given += [f"i32 %task.{axis}" for axis in "xyz"]
+    if kind.early:
+        given += ["i32 %left", "ptr addrspace(3) %record", "ptr addrspace(1) %counters"]
     lines += [f"  call void @{kind.symbol}({', '.join(given)}) convergent", "  br label %done"]
     return lines

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
-from tilewright.kernel.early import only_begins
+from tilewright.ir import dim as D
+from tilewright.kernel.early import only_begins, parts
 from tilewright.kernel.nest import (
     BLOCKS,
     Alloc,
@@ -10,6 +12,7 @@ from tilewright.kernel.nest import (
     Commit,
     Nest,
     Stmt,
+    Store,
     Wait,
     mentions,
     transform,
@@ -35,7 +38,8 @@ class BeginEarly(Step):
         y += t[k%2] * r                    commit
                                            y += t[k%2] * r
 
-    What is copied are inputs. Synchronise afterwards.
+    What is copied are inputs. Several loops of a block may begin early: what waited for copies in
+    between lets these go on, where it begins none itself. Synchronise afterwards.
     """
 
     loop: str
@@ -47,25 +51,39 @@ class BeginEarly(Step):
         own = path and all(q.kind in BLOCKS for q in path)
         self.need(own, f"{self.loop} does not stand in the body of a block", "Bind first")
         body = path[-1].body
-        self.need(Await() not in body, "something begins early already")
         at = next(k for k, s in enumerate(body) if s is loop)
         copies = any(isinstance(s, Wait) and not s.products for s in loop.body)
         self.need(copies, f"{self.loop} waits for no copies", "Pipeline(…, asynchronous=True)")
-        first = [s for s in body[:at] if not isinstance(s, Alloc) and only_begins(n, s)]
+        begun, rest = parts(body)
+        before = rest[: at - len(body) + len(rest)]
+        first = [s for s in before if not isinstance(s, Alloc) and only_begins(n, s)]
         self.need(first, f"no copies of inputs are begun before {self.loop}")
         to = frozenset(writes(tuple(first)))
-        early = [s for s in body[:at] if s in first or (isinstance(s, Alloc) and s.buffer in to)]
-        rest = [s for s in body if all(s is not x for x in early)]
-        for s in body[: body.index(first[-1])]:
-            if all(s is not x for x in early):
-                self._passes(s, to)
-        block = path[-1].around((*early, Await(), *rest))
+        early = [s for s in before if s in first or (isinstance(s, Alloc) and s.buffer in to)]
+        passed = tuple(s for s in before if all(s is not x for x in early))
+        used = sorted(to & frozenset().union(*map(mentions, passed)))
+        self.need(not used, f"{', '.join(used)} is used before it is copied to")
+        later = _waiting_for_less(passed, sum(map(_groups, first)))
+        block = path[-1].around((*begun, *early, Await(), *later, *rest[len(before) :]))
         return replace(n, body=transform(n.body, lambda s: (block,) if s is path[-1] else (s,)))
 
-    def _passes(self, s: Stmt, to: frozenset[str]) -> None:
-        """Copies that come before a statement instead of after it change nothing for it."""
-        used = sorted(mentions(s) & to)
-        self.need(not used, f"{', '.join(used)} is used before it is copied to")
-        groups = any(isinstance(x, (Commit, Wait)) for x, _ in walk((s,)))
-        self.need(not groups, f"other copies are begun or waited for before {self.loop}")
 
+def _groups(s: Stmt) -> int:
+    """Groups of copies that a statement ends."""
+    found = [p for x, p in walk((s,)) if isinstance(x, Commit)]
+    return sum(prod(int(D.bounds(q.extent)[0]) for q in p) for p in found)
+
+
+def _waiting_for_less(body: tuple[Stmt, ...], count: int) -> tuple[Stmt, ...]:
+    """Statements that copies now begin before. All that they wait for was begun still earlier, if
+    they begin none: so many more groups may be left. Otherwise they wait for more than they need,
+    which is right too."""
+    if any(isinstance(s, Store) and s.asynchronous for s, _ in walk(body)):
+        return body
+
+    def one(s: Stmt) -> tuple[Stmt, ...]:
+        if isinstance(s, Wait) and not s.products:
+            return (Wait(s.pending + count),)
+        return (s,)
+
+    return transform(body, one)

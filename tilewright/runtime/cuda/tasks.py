@@ -43,7 +43,9 @@ def phases_of(
             u if u.space == ARENA else Use(names.get(u.space, u.space), writes=u.writes)
             for u in p.uses
         )
-        made.append(Phase(p.kind, p.blocks, threads[p.kind], tuple(uses)))
+        spaces = (u.space for a, u in zip(p.arguments, p.uses, strict=False) if a in p.early)
+        early = dict.fromkeys(names.get(x, x) for x in spaces)
+        made.append(Phase(p.kind, p.blocks, threads[p.kind], tuple(uses), early=tuple(early)))
     return made
 
 
@@ -160,7 +162,7 @@ class Table:
             row[layout.ALONG_X], row[layout.ALONG_Y] = p.blocks[0], p.blocks[1]
             row[layout.FIRST] = g.firsts[k]
             row[layout.COUNTER] = layout.counter_place(p.counter) if p.counter >= 0 else -1
-            row[layout.WAITS] = len(p.waits)
+            row[layout.WAITS], row[layout.EARLY] = len(p.waits), bool(p.early)
             for n, w in enumerate(p.waits):
                 at = layout.WAIT + 2 * n
                 row[at : at + 2] = layout.counter_place(w.counter), w.count
