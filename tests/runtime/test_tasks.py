@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,16 @@ def test_weights_are_fetched_in_the_order_of_use_and_not_too_far_ahead(
     g = tasks.with_ahead(graph(found), found)
     asked = [[(a.phase, a.first, a.last) for a in p.ahead] for p in g.phases]
     assert asked == [[(0, 0, 2), (1, 0, 2)], [(2, 0, 2)], []]
+
+
+def test_memory_that_is_read_early_is_named_and_not_written() -> None:
+    early = [replace(launch(0, 256 * k, k + 1), early=("w",)) for k in range(2)]
+    g = graph(early)
+    assert [p.early for p in g.phases] == [("address1",), ("address2",)]
+    table = tasks.Table(g, early, IMAGE, [p.values(ADDRESSES) for p in early])
+    assert list(table.words[:, layout.EARLY]) == [1, 1]
+    writes = Planned(NOBODY, (1, 1, 1), (0,), (2,), "k", (Use("address2", 0, 64, True),))
+    assert [p.early for p in graph([writes, *early]).phases] == [(), ("address1",), ()]
 
 
 def test_what_is_written_is_not_fetched() -> None:
