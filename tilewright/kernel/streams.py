@@ -1,5 +1,5 @@
 """What the blocks of a launch stream through: arguments of which each block reads a piece of its
-own, one piece after the other in memory."""
+own, one piece after the other in memory; and small ones that every block reads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.nest import Nest, Stmt, own_values, walk
 from tilewright.kernel.threads import grid_of
 
+SMALL = 32 * 1024  # bytes of an argument that every block reads
+
 
 def streams(n: Nest, launch: tuple[Stmt, ...]) -> Iterator[tuple[str, int, int]]:
-    """Arguments by name: block number t reads `size` bytes at `stride` * t. The launch has one
-    block loop of a known extent; sizes that vary have no streams."""
+    """Arguments by name: block number t reads `size` bytes at `stride` * t; a stride of 0 is that
+    of a small one, which all read. The launch has one block loop of a known extent; sizes that vary
+    have no streams."""
     loops, body = grid_of(launch)
     moving = [x for x in loops if x.extent != 1]
     if len(moving) != 1 or moving[0].kind != "block.x":
@@ -31,13 +34,18 @@ def streams(n: Nest, launch: tuple[Stmt, ...]) -> Iterator[tuple[str, int, int]]
                 reads.setdefault(b.name, []).append(linear_index(b, x.index))
     for name, places in reads.items():
         b = n.buffer(name)
+        small = isinstance(b.size, int) and b.size * b.dtype.bytes <= SMALL
+        if small and not any(block.var in D.symbols(p) for p in places):
+            yield name, 0, int(D.bounds(b.size)[1]) * b.dtype.bytes
         found = {_piece(p, block.var) for p in places}
         if None in found or not isinstance(b.size, int):
             continue
         pieces = [p for p in found if p is not None]
-        stride, size = pieces[0][0], max(end for _, end in pieces)
+        # Copies for iterations that there are not would go further.
+        stride = pieces[0][0]
+        size = min(stride, max(end for _, end in pieces))
         inside = stride * (count - 1) + size <= b.size
-        if all(p[0] == stride for p in pieces) and size <= stride and inside:
+        if all(p[0] == stride for p in pieces) and inside:
             yield name, stride * b.dtype.bytes, size * b.dtype.bytes
 
 

@@ -20,7 +20,7 @@ ENTRY = "tw_tasks"
 # Words of a record: those of every phase, what is fetched ahead, waits, and the values that the
 # task's function takes.
 KIND, TASKS, ALONG_X, ALONG_Y, FIRST, COUNTER, WAITS, EARLY = range(8)
-AHEAD, AHEAD_WORDS, MOST_AHEAD = 8, 7, 2
+AHEAD, AHEAD_WORDS, MOST_AHEAD = 8, 7, 3
 WAIT, MOST_WAITS = AHEAD + AHEAD_WORDS * MOST_AHEAD, 16
 VALUES = WAIT + 2 * MOST_WAITS
 # Of what is fetched ahead: address and bytes from task to task, bytes of a task; the tasks of the

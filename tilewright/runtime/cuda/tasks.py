@@ -80,17 +80,21 @@ class _Piece:
 
 
 def with_ahead(g: TaskGraph, launches: Sequence[Planned]) -> TaskGraph:
-    """The graph whose blocks, at every wait, fetch some of what their next tasks stream through, if
-    nothing writes that: in the order of use, and not so far ahead that the cache overflows."""
+    """The graph whose blocks, at every wait, fetch what all tasks of the phase read, and some of
+    what their next tasks stream through, if nothing writes that: in the order of use, and not so
+    far ahead that the cache overflows."""
     pieces = list(_pieces(g, launches))
+    small = [x for x in pieces if not x.stride]
+    pieces = [x for x in pieces if x.stride] if AHEAD_BYTES else []
     phases, sent, used = list(g.phases), 0, 0  # of the pieces
     for k, p in enumerate(g.phases):
         while used < len(pieces) and pieces[used].phase < k:
             used += 1
         sent = max(sent, used)
-        begin, room = sent, AHEAD_BYTES
+        room = AHEAD_BYTES
         window = AHEAD_MOST - sum(x.size for x in pieces[used:sent])
-        entries: dict[tuple[int, int], list[_Piece]] = {}
+        own = [x for x in small if x.phase == k][: layout.MOST_AHEAD]
+        entries: dict[tuple[int, int], list[_Piece]] = {(k, x.argument): [x] for x in own}
         while sent < len(pieces) and pieces[sent].size <= min(room, window):
             x = pieces[sent]
             key = x.phase, x.argument
@@ -102,7 +106,7 @@ def with_ahead(g: TaskGraph, launches: Sequence[Planned]) -> TaskGraph:
             Ahead(x[0].phase, x[0].argument, x[0].stride, x[0].size, x[0].turn, x[-1].turn + 1)
             for x in entries.values()
         )
-        if sent > begin:
+        if entries:
             phases[k] = replace(p, ahead=tuple(made))
     return replace(g, phases=tuple(phases))
 
@@ -114,9 +118,11 @@ def _pieces(g: TaskGraph, launches: Sequence[Planned]) -> Iterator[_Piece]:
         spaces = [u.space for u in launch.uses or ()]
         found = [(launch.arguments.index(s.argument), s) for s in launch.streams]
         found = [(a, s) for a, s in found if s.size >= AHEAD_LEAST and spaces[a] not in written]
+        yield from (_Piece(k, a, 0, s.size, 0) for a, s in found if not s.stride)
+        found = [(a, s) for a, s in found if s.stride][: layout.MOST_AHEAD - 1]
         for turn in range(-(-p.tasks // g.blocks)):
-            for a, s in found[: layout.MOST_AHEAD]:
-                yield _Piece(k, a, s.stride, min(s.size, max(AHEAD_BYTES, 1)), turn)
+            for a, s in found:
+                yield _Piece(k, a, s.stride, min(s.size, AHEAD_BYTES // len(found)), turn)
 
 
 def graph_of(
