@@ -277,8 +277,9 @@ class _Thread:
     def __init__(self, m: _Module, symbol: str, body: Body) -> None:
         self.body, self.w, self.c, self.a = body, body.writer, body.context, body.addresses
         self.threads, self.aligned = m.threads, m.alignment
-        # Memory that others may write until a task has waited for them.
-        waits = m.task and bool(m.early)
+        self.task, self.dependents = m.task, "dependents" in m.grid.has
+        # Memory that earlier launches may write until they are waited for.
+        waits = bool(m.early)
         self.changing = {b.name for b in body.context.args if waits and b.name not in m.early}
         buffers = self.c.buffers
         # Numbers of a tile kernel are given themselves, not as memory.
@@ -558,10 +559,15 @@ class _Thread:
             self.bulk.commit()
 
     def _await(self) -> None:
-        """A task waits for the phases before it; a launch begins when those have ended."""
-        if self.changing:
+        """A task waits for the phases before it. A launch waits for those before it, if it was made
+        to begin earlier (runtime/cuda/replay.py), and lets the next one begin."""
+        if self.task:
             self.w.line(f"call void @{AWAIT}({AWAITED}) convergent")
             self.sums.barrier()
+        elif self.dependents:
+            for what in ("launch_dependents", "wait"):
+                text = f'asm sideeffect "griddepcontrol.{what};", "~{{memory}}"()'
+                self.w.line(f"call void {text}")
 
     def refuse(self, s: While | Report) -> None:
         if isinstance(s, While):

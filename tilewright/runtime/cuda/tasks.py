@@ -68,6 +68,27 @@ def same_memory(launches: Sequence[Planned], values: Sequence[Sequence[int]]) ->
     return found
 
 
+def early_launches(
+    launches: Sequence[Planned | PlannedCall], addresses: Sequence[int]
+) -> list[bool]:
+    """Which of the first launches may begin before those before them end: what they read before
+    they wait is written by none of these."""
+    known: list[Planned] = []
+    for p in launches:
+        if not isinstance(p, Planned) or p.uses is None:
+            break  # it may write anything
+        known.append(p)
+    names = same_memory(known, [p.values(addresses) for p in known])
+    written: set[str] = {ARENA}
+    out: list[bool] = []
+    for p in known:
+        uses = [(names.get(u.space, u.space), u) for u in p.uses or ()]
+        early = {x for a, (x, _) in zip(p.arguments, uses, strict=False) if a in p.early}
+        out.append(bool(early) and not early & written)
+        written |= {x for x, u in uses if u.writes}
+    return out
+
+
 @dataclass(frozen=True)
 class _Piece:
     """What one task of a block reads of an argument: task number `turn` of the block in a phase."""
