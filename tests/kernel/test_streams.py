@@ -27,7 +27,9 @@ from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Await, Barrier, Nest, Stmt, Wait, start, transform, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply, parse_trace, print_trace
+from tilewright.kernel.streams import streams
 from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.kernel.threads import launches
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 
@@ -79,6 +81,14 @@ def test_keys_and_values_are_copied_early() -> None:
     before = [str(s.buffer) for s, _ in walk(nest.body) if getattr(s, "asynchronous", False)]
     assert len(set(before)) == 2
     judge(g, nest, {}, f32)
+
+
+def test_rows_that_share_keys_stream_through_them_together() -> None:
+    (g,) = groups(graph(attention(bf16, 2, 4, 512, 32)))
+    nest = early(g)
+    (launch,) = launches(nest.body)
+    found = [x[1:] for x in streams(nest, launch) if x[2] >= 512 * 32 * 2]
+    assert found == [(512 * 32 * 2, 512 * 32 * 2, 0, 4)] * 2  # every four blocks
 
 
 def test_copies_that_are_not_waited_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,24 @@ def test_weights_are_fetched_in_the_order_of_use_and_not_too_far_ahead(
     assert asked == [[(0, 0, 2), (1, 0, 2)], [(2, 0, 2)], []]
 
 
+def test_what_begins_early_is_not_fetched_but_what_comes_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "AHEAD_BYTES", 8192)
+    monkeypatch.setattr(tasks, "AHEAD_MOST", 8192)
+    found = [replace(launch(0, 256 * k, k + 1), early=("w",)) for k in range(3)]
+    g = tasks.with_ahead(graph(found), found)
+    assert [[a.phase for a in p.ahead] for p in g.phases] == [[1], [2], []]
+    # What every second task reads counts half, and begins where it begins.
+    shared = [replace(p, streams=(Stream("w", 4096, 4096, 64, 2),)) for p in found]
+    g = tasks.with_ahead(graph(shared), shared)
+    assert [[a.phase for a in p.ahead] for p in g.phases] == [[1, 2], [], []]
+    assert (g.phases[0].ahead[0].start, g.phases[0].ahead[0].every) == (64, 2)
+    table = tasks.Table(g, shared, IMAGE, [p.values(ADDRESSES) for p in shared])
+    row = table.words[0, layout.AHEAD :]
+    assert row[layout.ADDRESS] == 2064 and row[layout.EVERY] == 2
+
+
 def test_memory_that_is_read_early_is_named_and_not_written() -> None:
     early = [replace(launch(0, 256 * k, k + 1), early=("w",)) for k in range(2)]
     g = graph(early)

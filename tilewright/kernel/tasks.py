@@ -61,8 +61,8 @@ class Wait:
 @dataclass(frozen=True)
 class Ahead:
     """Memory that blocks fetch into the cache before they wait: what their tasks of a later phase
-    read and no phase writes. Task t of that phase reads `size` bytes at `stride` * t of an
-    argument; a block fetches those of its tasks number `first` to `last`."""
+    read and no phase writes. Task t of that phase reads `size` bytes at `start` + `stride` *
+    (t // `every`) of an argument; a block fetches those of its tasks number `first` to `last`."""
 
     phase: int
     argument: int
@@ -70,6 +70,8 @@ class Ahead:
     size: int
     first: int
     last: int
+    start: int = 0
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,8 @@ def _too_early(phases: Sequence[Phase], k: int) -> Iterator[str]:
 def _ahead_faults(g: TaskGraph, k: int, a: Ahead) -> Iterator[str]:
     if not k <= a.phase < len(g.phases):
         yield f"phase {k} fetches for phase {a.phase}, which is not a later one"
+    if a.every < 1:
+        yield f"phase {k} fetches for every {a.every} tasks"
 
 
 def check(g: TaskGraph, resident: int | None = None) -> TaskGraph:
@@ -229,8 +233,8 @@ def print_tasks(g: TaskGraph) -> str:
         lines.append(f"phase {k}: {p.kind} {size} of {p.threads} threads")
         lines += [f"  {u}" for u in p.uses]
         lines += [
-            f"  ahead of {a.phase}: argument {a.argument}, {a.size} bytes at {a.stride}, "
-            f"tasks {a.first} to {a.last}"
+            f"  ahead of {a.phase}: argument {a.argument}, {a.size} bytes at {a.start} + "
+            f"{a.stride} * (t // {a.every}), tasks {a.first} to {a.last}"
             for a in p.ahead
         ]
         lines += [f"  early {space}" for space in p.early]
@@ -248,7 +252,8 @@ _LINES = {
     "signal": re.compile(r"  signal (\d+)( relaxed)?"),
     "early": re.compile(r"  early (\w+)"),
     "ahead": re.compile(
-        r"  ahead of (\d+): argument (\d+), (\d+) bytes at (\d+), tasks (\d+) to (\d+)"
+        r"  ahead of (\d+): argument (\d+), (\d+) bytes at (\d+) \+ (\d+) \* \(t // (\d+)\), "
+        r"tasks (\d+) to (\d+)"
     ),
 }
 
@@ -288,8 +293,9 @@ def _with_line(p: Phase, line: str, n: int) -> Phase:
             return replace(p, counter=int(given[0]), release=given[1] is None)
         if what == "early":
             return replace(p, early=(*p.early, given[0]))
-        phase, argument, size, stride, first, last = map(int, given)
-        return replace(p, ahead=(*p.ahead, Ahead(phase, argument, stride, size, first, last)))
+        phase, argument, size, start, stride, every, first, last = map(int, given)
+        made = Ahead(phase, argument, stride, size, first, last, start, every)
+        return replace(p, ahead=(*p.ahead, made))
     raise Invalid(
         f"{line.strip()!r} is no part of a phase",
         where=f"line {n}",

@@ -20,12 +20,13 @@ ENTRY = "tw_tasks"
 # Words of a record: those of every phase, what is fetched ahead, waits, and the values that the
 # task's function takes.
 KIND, TASKS, ALONG_X, ALONG_Y, FIRST, COUNTER, WAITS, EARLY = range(8)
-AHEAD, AHEAD_WORDS, MOST_AHEAD = 8, 7, 3
+AHEAD, AHEAD_WORDS, MOST_AHEAD = 8, 8, 3
 WAIT, MOST_WAITS = AHEAD + AHEAD_WORDS * MOST_AHEAD, 16
 VALUES = WAIT + 2 * MOST_WAITS
 # Of what is fetched ahead: address and bytes from task to task, bytes of a task; the tasks of the
-# phase and the block that has the first; which of its own tasks a block fetches for.
-ADDRESS, STRIDE, SIZE, OF_TASKS, OF_FIRST, FROM, TO = range(AHEAD_WORDS)
+# phase and the block that has the first; which of its own tasks a block fetches for; how many tasks
+# share what is fetched.
+ADDRESS, STRIDE, SIZE, OF_TASKS, OF_FIRST, FROM, TO, EVERY = range(AHEAD_WORDS)
 DEEP = 4  # records, the one in use among them, that a block has or has asked for
 LINE = 128  # bytes from counter to counter, so that each is alone in a line of the cache
 PIECE = 4096  # bytes that a thread asks the copy engine for
@@ -136,6 +137,7 @@ _HEAD = """\
 @tw_record = internal addrspace(3) global [{twice} x i64] undef, align 16
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
 declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
+declare i32 @llvm.nvvm.read.ptx.sreg.nctaid.x()
 declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)
 define ptx_kernel void @{entry}(ptr addrspace(1) noalias readonly align 16 %table, i64 %phases, \
 ptr addrspace(1) align 16 %counters, i64 %count, i64 %grid) "nvvm.reqntid"="{threads},1,1" \
@@ -207,6 +209,16 @@ def _head(words: int) -> str:
 
 
 # What this block reads later, which no phase writes: into the cache.
+_AHEAD_HEAD = """\
+define internal void @tw_ahead(ptr addrspace(3) %record) noinline nounwind {{
+entry:
+  %tid.32 = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+  %tid = zext nneg i32 %tid.32 to i64
+  %block.32 = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
+  %block = zext nneg i32 %block.32 to i64
+  %grid.32 = call i32 @llvm.nvvm.read.ptx.sreg.nctaid.x()
+  %grid = zext nneg i32 %grid.32 to i64
+"""
 _AHEAD = """\
   %a{n}.bytes = {size}
   %a{n}.any = icmp ne i64 %a{n}.bytes, 0
@@ -218,6 +230,7 @@ a{n}.begin:
   %a{n}.first = {of_first}
   %a{n}.from = {begin}
   %a{n}.to = {to}
+  %a{n}.every = {every}
   %a{n}.gap = sub i64 %block, %a{n}.first
   %a{n}.behind = icmp slt i64 %a{n}.gap, 0
   %a{n}.around = add i64 %a{n}.gap, %grid
@@ -237,7 +250,11 @@ a{n}.lines:
   %a{n}.inside = icmp slt i64 %a{n}.at, %a{n}.bytes
   br i1 %a{n}.inside, label %a{n}.line, label %a{n}.task.end
 a{n}.line:
-  %a{n}.rows = mul i64 %a{n}.t, %a{n}.stride
+  %a{n}.t.32 = trunc i64 %a{n}.t to i32
+  %a{n}.every.32 = trunc i64 %a{n}.every to i32
+  %a{n}.number.32 = udiv i32 %a{n}.t.32, %a{n}.every.32
+  %a{n}.number = zext i32 %a{n}.number.32 to i64
+  %a{n}.rows = mul i64 %a{n}.number, %a{n}.stride
   %a{n}.base = add i64 %a{n}.address, %a{n}.rows
   %a{n}.where = add i64 %a{n}.base, %a{n}.at
   %a{n}.pointer = inttoptr i64 %a{n}.where to ptr addrspace(1)
@@ -262,10 +279,14 @@ _BYTES_AHEAD = """\
   call void asm sideeffect "cp.async.bulk.prefetch.L2.global [$0], $1;", \
 "l,r"(ptr addrspace(1) %a{n}.pointer, i32 %a{n}.whole)"""
 
-# Each of the first threads waits for one counter.
+# Each of the first threads waits for one counter, once all have asked for what comes later.
 _AWAIT = """\
 define internal void @{name}({given}) alwaysinline convergent nounwind {{
 entry:
+  %some = icmp ne i32 %waits, 0
+  br i1 %some, label %ask, label %open
+ask:
+  call void @tw_ahead(ptr addrspace(3) %record)
   %tid = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %looks = icmp ult i32 %tid, %waits
   br i1 %looks, label %look, label %open
@@ -298,7 +319,10 @@ _WAIT = """\
   %around = add i64 %gap, %grid
   %start = select i1 %behind, i64 %around, i64 %gap
   %some = icmp slt i64 %start, %tasks
-  br i1 %some, label %mine, label %hand
+  br i1 %some, label %mine, label %none
+none:
+  call void @tw_ahead(ptr addrspace(3) %record)
+  br label %hand
 mine:
   %waits.64 = {waits}
   %waits = trunc i64 %waits.64 to i32
@@ -406,14 +430,16 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, copy_e
         parts.append(made.rstrip("\n"))
 
     size = {"threads": threads, "blocks": blocks, "words": words, "twice": 2 * words}
-    add(_head(words), shared=SHARED, entry=ENTRY, **size)
-    names = ("address", "stride", "size", "of_tasks", "of_first", "begin", "to")
+    add(_AHEAD_HEAD)
+    names = ("address", "stride", "size", "of_tasks", "of_first", "begin", "to", "every")
     for n in range(MOST_AHEAD):
         at = AHEAD + AHEAD_WORDS * n
         found = {name: word(at + k) for k, name in enumerate(names)}
         each = PIECE if copy_engine else LINE
         fetch = (_BYTES_AHEAD if copy_engine else _LINE_AHEAD).format(n=n, line=each)
         add(_AHEAD, n=n, line=each, step=threads * each, fetch=fetch, **found)
+    add("  ret void\n}}\n")
+    add(_head(words), shared=SHARED, entry=ENTRY, **size)
     own = {
         name: word(at)
         for name, at in (

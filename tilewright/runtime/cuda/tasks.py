@@ -15,7 +15,7 @@ from tilewright.kernel.tasks import ARENA, Ahead, Phase, TaskGraph, Use, check, 
 from tilewright.llvm import tasks as layout
 from tilewright.llvm.tasks import ENTRY, Kind
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.image import KernelImage, Steps, TasksImage, Work
+from tilewright.runtime.cuda.image import KernelImage, Steps, Stream, TasksImage, Work
 from tilewright.runtime.cuda.memory import Memory
 from tilewright.runtime.cuda.module import Facts, Module
 from tilewright.runtime.cuda.plan import Described, Planned, PlannedCall, Planner
@@ -95,9 +95,10 @@ class _Piece:
 
     phase: int
     argument: int
-    stride: int
+    stream: Stream
     size: int
     turn: int
+    share: int  # bytes, of all blocks on average
 
 
 def with_ahead(g: TaskGraph, launches: Sequence[Planned]) -> TaskGraph:
@@ -105,31 +106,34 @@ def with_ahead(g: TaskGraph, launches: Sequence[Planned]) -> TaskGraph:
     what their next tasks stream through, if nothing writes that: in the order of use, and not so
     far ahead that the cache overflows."""
     pieces = list(_pieces(g, launches))
-    small = [x for x in pieces if not x.stride]
-    pieces = [x for x in pieces if x.stride] if AHEAD_BYTES else []
+    small = [x for x in pieces if not x.stream.stride]
+    pieces = [x for x in pieces if x.stream.stride] if AHEAD_BYTES else []
     phases, sent, used = list(g.phases), 0, 0  # of the pieces
     for k, p in enumerate(g.phases):
-        while used < len(pieces) and pieces[used].phase < k:
+        # What a phase that begins early reads is on its way already.
+        while used < len(pieces) and pieces[used].phase < k + bool(p.early):
             used += 1
         sent = max(sent, used)
         room = AHEAD_BYTES
-        window = AHEAD_MOST - sum(x.size for x in pieces[used:sent])
+        window = AHEAD_MOST - sum(x.share for x in pieces[used:sent])
         own = [x for x in small if x.phase == k][: layout.MOST_AHEAD]
         entries: dict[tuple[int, int], list[_Piece]] = {(k, x.argument): [x] for x in own}
-        while sent < len(pieces) and pieces[sent].size <= min(room, window):
+        while sent < len(pieces) and pieces[sent].share <= min(room, window):
             x = pieces[sent]
             key = x.phase, x.argument
             if key not in entries and len(entries) == layout.MOST_AHEAD:
                 break
             entries.setdefault(key, []).append(x)
-            room, window, sent = room - x.size, window - x.size, sent + 1
-        made = (
-            Ahead(x[0].phase, x[0].argument, x[0].stride, x[0].size, x[0].turn, x[-1].turn + 1)
-            for x in entries.values()
-        )
+            room, window, sent = room - x.share, window - x.share, sent + 1
         if entries:
-            phases[k] = replace(p, ahead=tuple(made))
+            phases[k] = replace(p, ahead=tuple(map(_ahead, entries.values())))
     return replace(g, phases=tuple(phases))
+
+
+def _ahead(pieces: Sequence[_Piece]) -> Ahead:
+    first, last, s = pieces[0], pieces[-1], pieces[0].stream
+    turns = first.turn, last.turn + 1
+    return Ahead(first.phase, first.argument, s.stride, first.size, *turns, s.start, s.every)
 
 
 def _pieces(g: TaskGraph, launches: Sequence[Planned]) -> Iterator[_Piece]:
@@ -139,11 +143,13 @@ def _pieces(g: TaskGraph, launches: Sequence[Planned]) -> Iterator[_Piece]:
         spaces = [u.space for u in launch.uses or ()]
         found = [(launch.arguments.index(s.argument), s) for s in launch.streams]
         found = [(a, s) for a, s in found if s.size >= AHEAD_LEAST and spaces[a] not in written]
-        yield from (_Piece(k, a, 0, s.size, 0) for a, s in found if not s.stride)
+        yield from (_Piece(k, a, s, s.size, 0, s.size) for a, s in found if not s.stride)
         found = [(a, s) for a, s in found if s.stride][: layout.MOST_AHEAD - 1]
         for turn in range(-(-p.tasks // g.blocks)):
+            tasks = min(p.tasks - turn * g.blocks, g.blocks)
             for a, s in found:
-                yield _Piece(k, a, s.stride, min(s.size, AHEAD_BYTES // len(found)), turn)
+                size = min(s.size, AHEAD_BYTES // len(found))
+                yield _Piece(k, a, s, size, turn, size * tasks // (g.blocks * s.every))
 
 
 def graph_of(
@@ -176,8 +182,8 @@ class Table:
     ) -> None:
         numbers = {k.symbol: n for n, k in enumerate(image.kinds)}
         self.words = np.zeros((len(g.phases), image.words), np.int64)
-        # By phase and position: where else a value stands.
-        self._again: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        # By phase and position: where else a value stands, and what is added to it there.
+        self._again: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         for k, p in enumerate(g.phases):
             if len(p.waits) > layout.MOST_WAITS:
                 most = layout.MOST_WAITS
@@ -195,17 +201,18 @@ class Table:
                 row[at : at + 2] = layout.counter_place(w.counter), w.count
             for n, a in enumerate(p.ahead):
                 at = layout.AHEAD + n * layout.AHEAD_WORDS
-                self._again.setdefault((a.phase, a.argument), []).append((k, at))
+                self._again.setdefault((a.phase, a.argument), []).append((k, at, a.start))
                 of = g.phases[a.phase].tasks, g.firsts[a.phase]
-                row[at + 1 : at + layout.AHEAD_WORDS] = a.stride, a.size, *of, a.first, a.last
+                own = a.stride, a.size, *of, a.first, a.last, a.every
+                row[at + 1 : at + layout.AHEAD_WORDS] = own
         for k, own in enumerate(values):
             for position, value in enumerate(own):
                 self.put(k, position, value)
 
     def put(self, phase: int, position: int, value: int) -> None:
         self.words[phase, layout.VALUES + position] = value
-        for place in self._again.get((phase, position), ()):
-            self.words[place] = value
+        for *place, more in self._again.get((phase, position), ()):
+            self.words[*place] = value + more
 
 
 class TaskReplay:
