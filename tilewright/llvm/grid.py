@@ -75,7 +75,7 @@ INLINED = 1024
 SHARED = "tw_tasks"
 # What a task calls where it waits for others, with how many counters it waits for (llvm/tasks.py).
 AWAIT = "tw_await"
-AWAITED = "i32 %waits, ptr addrspace(3) %record, ptr addrspace(1) %counters"
+AWAITED = "i32 %waits, ptr addrspace(3) %record, ptr addrspace(1) %counters, i64 %grid"
 # Warps of a producer that gives up registers, which a group does together, and what it keeps.
 PRODUCERS, FEWEST = 4, 24
 # Nothing is prefetched: other threads run while one waits.

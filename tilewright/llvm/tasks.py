@@ -82,7 +82,7 @@ def emit_tasks(modules: Sequence[tuple[str, Sequence[Launch], int]], grid: Grid)
     shared = max((x.shared for _, found, _ in modules for x in found), default=0)
     room = grid.shared // (shared + STATIC)
     blocks = max(1, min(grid.registers // (MOST_REGISTERS * threads), room))
-    body = _kernel(kinds, threads, words, blocks, "tma" in grid.has)
+    body = _kernel(kinds, threads, words, blocks, grid)
     text = merged([text for text, _, _ in modules] + [body])
     return TaskCode(text, threads, shared, kinds, words, blocks)
 
@@ -137,7 +137,6 @@ _HEAD = """\
 @tw_record = internal addrspace(3) global [{twice} x i64] undef, align 16
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
 declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
-declare i32 @llvm.nvvm.read.ptx.sreg.nctaid.x()
 declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)
 define ptx_kernel void @{entry}(ptr addrspace(1) noalias readonly align 16 %table, i64 %phases, \
 ptr addrspace(1) align 16 %counters, i64 %count, i64 %grid) "nvvm.reqntid"="{threads},1,1" \
@@ -147,7 +146,7 @@ entry:
   %tid = zext nneg i32 %tid.32 to i64
   %block.32 = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
   %block = zext nneg i32 %block.32 to i64
-  %leads = icmp eq i64 %tid, 0
+  %leads = icmp eq i64 %tid, {leader}
   %reads = icmp ult i64 %tid, {words}
   %last.phase = sub i64 %phases, 1
   br i1 %reads, label %begin, label %begun
@@ -161,7 +160,7 @@ begun:
   br label %phase
 
 phase:
-  %p = phi i64 [ 0, %begun ], [ %p.next, %passed ]
+  %p = phi i64 [ 0, %begun ], [ %p.next, %told ]
 {waiting}
   %p.next = add nuw i64 %p, 1
   %turn = and i64 %p, 1
@@ -199,7 +198,7 @@ def _head(words: int) -> str:
     begun = [f"  %begun.{k} = phi i64 [ %word.{k}, %begin ], [ 0, %entry ]" for k in rows]
     after = {k: f"%waiting.{k + 1}" for k in rows} | {DEEP - 1: "%word.far"}
     waiting = [
-        f"  %waiting.{k} = phi i64 [ %begun.{k}, %begun ], [ {after[k]}, %passed ]" for k in rows
+        f"  %waiting.{k} = phi i64 [ %begun.{k}, %begun ], [ {after[k]}, %told ]" for k in rows
     ]
     given = {"first": first, "begun": begun, "waiting": waiting, "fetch": [_word("%far", "")]}
     text = _HEAD
@@ -210,14 +209,12 @@ def _head(words: int) -> str:
 
 # What this block reads later, which no phase writes: into the cache.
 _AHEAD_HEAD = """\
-define internal void @tw_ahead(ptr addrspace(3) %record) noinline optsize nounwind {{
+define internal void @tw_ahead(ptr addrspace(3) %record, i64 %grid) noinline optsize nounwind {{
 entry:
   %tid.32 = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %tid = zext nneg i32 %tid.32 to i64
   %block.32 = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
   %block = zext nneg i32 %block.32 to i64
-  %grid.32 = call i32 @llvm.nvvm.read.ptx.sreg.nctaid.x()
-  %grid = zext nneg i32 %grid.32 to i64
 """
 _AHEAD = """\
   %a{n}.bytes = {size}
@@ -286,7 +283,7 @@ entry:
   %some = icmp ne i32 %waits, 0
   br i1 %some, label %ask, label %open
 ask:
-  call void @tw_ahead(ptr addrspace(3) %record)
+  call void @tw_ahead(ptr addrspace(3) %record, i64 %grid)
   %tid = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %looks = icmp ult i32 %tid, %waits
   br i1 %looks, label %look, label %open
@@ -321,7 +318,7 @@ _WAIT = """\
   %some = icmp slt i64 %start, %tasks
   br i1 %some, label %mine, label %none
 none:
-  call void @tw_ahead(ptr addrspace(3) %record)
+  call void @tw_ahead(ptr addrspace(3) %record, i64 %grid)
   br label %hand
 mine:
   %waits.64 = {waits}
@@ -330,7 +327,7 @@ mine:
   %late = icmp eq i64 %early, 0
   br i1 %late, label %await, label %open
 await:
-  call void @{name}(i32 %waits, ptr addrspace(3) %record, ptr addrspace(1) %counters) convergent
+  call void @{name}({given}) convergent
   call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)
   br label %open
 open:
@@ -354,9 +351,10 @@ task:
   switch i64 %kind, label %done [ {cases} ]
 """
 
-# All have left the task before the next one uses shared memory; the first thread then says how
-# many were done, and what they wrote is visible to whoever sees it. (LLVM writes an atomicrmw with
-# `release` as one without; a fence would drop the first cache too.)
+# All have left the task before the next one uses shared memory. A thread of the last warp then says
+# how many were done, and what they wrote is visible to whoever sees it: that takes long, and the
+# other warps begin the next phase meanwhile. (LLVM writes an atomicrmw with `release` as one
+# without; a fence would drop the first cache too.)
 _SIGNAL = """\
 done:
   call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)
@@ -365,16 +363,11 @@ done:
   %again = icmp slt i64 %t.next, %tasks
   br i1 %again, label %task, label %signal
 signal:
-  %counter = {counter}
-  %counts = icmp sge i64 %counter, 0
-  %tells = and i1 %counts, %leads
-  br i1 %tells, label %tell, label %hand
-tell:
-  %told = getelementptr i8, ptr addrspace(1) %counters, i64 %counter
-  call void asm sideeffect "red.release.gpu.global.add.u32 [$0], $1;", "l,r,~{{memory}}"\
-(ptr addrspace(1) %told, i32 %ran.next)
+  %counter.own = {counter}
   br label %hand
 hand:
+  %counter = phi i64 [ -1, %none ], [ %counter.own, %signal ]
+  %count.own = phi i32 [ 0, %none ], [ %ran.next, %signal ]
   br i1 %reads.next, label %put, label %passed
 put:
   %other = sub nuw i64 {words}, %place
@@ -384,6 +377,15 @@ put:
   br label %passed
 passed:
   call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)
+  %counts = icmp sge i64 %counter, 0
+  %tells = and i1 %counts, %leads
+  br i1 %tells, label %tell, label %told
+tell:
+  %place.own = getelementptr i8, ptr addrspace(1) %counters, i64 %counter
+  call void asm sideeffect "red.release.gpu.global.add.u32 [$0], $1;", "l,r,~{{memory}}"\
+(ptr addrspace(1) %place.own, i32 %count.own)
+  br label %told
+told:
   br i1 %more, label %phase, label %finish
 
 finish:
@@ -410,8 +412,8 @@ end:
 """
 
 
-def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, copy_engine: bool) -> str:
-    count = 0
+def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, grid: Grid) -> str:
+    count, copy_engine = 0, "tma" in grid.has
 
     def word(at: int) -> str:
         """The load of a word of the record; its place is written before."""
@@ -431,6 +433,7 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, copy_e
         parts.append(made.rstrip("\n"))
 
     size = {"threads": threads, "blocks": blocks, "words": words, "twice": 2 * words}
+    size["leader"] = threads - grid.warp
     add(_AHEAD_HEAD)
     names = ("address", "stride", "size", "of_tasks", "of_first", "begin", "to", "every")
     for n in range(MOST_AHEAD):
@@ -455,7 +458,7 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, copy_e
     }
     signal = word(COUNTER)
     cases = " ".join(f"i64 {k}, label %kind{k}" for k in range(len(kinds)))
-    add(_WAIT, name=AWAIT, cases=cases, **own)
+    add(_WAIT, name=AWAIT, given=AWAITED, cases=cases, **own)
     for k, kind in enumerate(kinds):
         parts += _call(k, kind, threads)
     add(_SIGNAL, counter=signal, words=words, line=LINE)
@@ -486,6 +489,6 @@ def _call(k: int, kind: Kind, threads: int) -> list[str]:
             given.append(f"i64 {value}")
     given += [f"i32 %task.{axis}" for axis in "xyz"]
     if kind.early:
-        given += ["i32 %left", "ptr addrspace(3) %record", "ptr addrspace(1) %counters"]
+        given.append(AWAITED.replace("%waits", "%left"))
     lines += [f"  call void @{kind.symbol}({', '.join(given)}) convergent", "  br label %done"]
     return lines
