@@ -17,6 +17,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ from tests.gpu.timing import medians
 from tilewright.runtime.cuda import replay, tasks
 from tilewright.runtime.cuda.program import CudaProgram
 
-FORMS = {
+FORMS: dict[str, dict[str, Any]] = {
     "early": {"one_kernel": True},
     "plain": {"one_kernel": True, "choose": "default"},
     "graph": {"choose": "default"},
@@ -101,7 +102,7 @@ def predict(s: Size, rate: float) -> None:
 # ---- what is found
 
 
-def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) -> object:
+def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) -> Any:
     """A form that has run, if its results are near eager's."""
     replay.OVERLAP = form == "overlap"
     fast = tw.compile(net, **FORMS[form])
@@ -150,7 +151,9 @@ def main() -> None:
     say("the model is there")
     found = {form: compiled(net, form, inputs) for form in given.forms.split(",")}
     with torch.no_grad():
-        calls = {form: [lambda f=f: f(*inputs)] for form, f in found.items()}
+        calls: dict[str, list[Callable[[], object]]] = {
+            form: [lambda f=f: f(*inputs)] for form, f in found.items()
+        }
         for form, t in medians(calls, 20).items():
             say(f"{form}: {t * 1e6:.0f} us")
         for form, f in found.items():

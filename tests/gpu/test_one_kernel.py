@@ -169,7 +169,8 @@ def test_tasks_and_kernels_of_a_graph_begin_early(gpu: Gpu, monkeypatch: Any) ->
     library, machine = fake_machine(targets.get("cuda:90"))
     net = Rows(128).eval()
     with torch.no_grad():
-        for form in ({"one_kernel": True}, {"choose": "early"}):
+        forms: tuple[dict[str, Any], ...] = ({"one_kernel": True}, {"choose": "early"})
+        for form in forms:
             fast = on_fake_gpu(net, machine, strict=True, **form)
             for _ in range(2):
                 x = torch.randn(1, 128)
