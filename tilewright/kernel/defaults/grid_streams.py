@@ -5,9 +5,9 @@ A block has a multiprocessor to itself. Each of its threads copies in the backgr
 multiply itself, so no thread waits for another; as much is on its way as shared memory holds. The
 first copies begin before all else, also before earlier launches have ended (BeginEarly).
 
-A warp has some results. Of a short row it has the row in registers, made or read once, and takes
-its results one after the other; a long row is in shared memory, and the sums of all its results
-grow together.
+A row that is made here is made once, by all threads, and handed on in shared memory. A warp has
+some results. Of a short row it has the row in registers, and takes its results one after the other;
+a long row stays in shared memory, and the sums of all its results grow together.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ def schedule_streams(s: Scheduler) -> bool:
     matrices = {x.name: _matrix(s, x.name, row) for x in products}
     if None in matrices.values():
         return False
-    if not made:
-        s.do(CacheRead(row, tuple(x.name for x in products), f"{row}_row"))
-        row = f"{row}_row"
+    s.do(CacheRead(row, tuple(x.name for x in products), f"{row}_row"))
+    making, row = [row] if made else [], f"{row}_row"
     host = outs[0].name
     while len(path := s.path(host)) > 1:
         s.do(Fuse(path[0].name, path[1].name, f"{host}.o{len(path)}"))
@@ -81,13 +80,14 @@ def schedule_streams(s: Scheduler) -> bool:
         return False
     for x in products:
         s.do(CacheRead(str(matrices[x.name]), x.name, _copy(x.name)))
-    names = [*sums, row, *(x.name for x in products)]
+    names = [*sums, *making, row, *(x.name for x in products)]
     lanes = vector_lanes(s, names, *(s.path(x)[-1].var for x in names))
     if lanes == 1 or depth % (grid.warp * lanes):
         return False
     count = _results_of_a_warp(grid, results // WARPS)
     size = sum(s.nest.buffer(_copy(x.name)).dtype.bytes for x in products)
-    way = _Streams(s, grid, path[0].name, [x.name for x in products], sums, row, lanes, count)
+    found = [x.name for x in products], sums, making, row
+    way = _Streams(s, grid, path[0].name, *found, lanes, count)
     if depth <= SHARE * grid.warp:
         return way.one_by_one(depth, size)
     return not sums and not made and count <= TOGETHER and way.together(depth, size)
@@ -138,6 +138,7 @@ class _Streams:
     at: str
     products: list[str]
     sums: list[str]
+    making: list[str]  # the stage that is the row, if it is made here
     row: str
     lanes: int
     count: int  # results of a warp
@@ -153,10 +154,12 @@ class _Streams:
             s.do(ComputeAt(x, warp))
         for x in self.products:
             s.do(ComputeAt(_copy(x), turn))
-        for x in (self.row, *reversed(self.sums)):
+        for x in (self.row, *self.making, *reversed(self.sums)):
             s.do(ComputeAt(x, f"{at}.0.0"))
         for x in self.sums:
-            self._sum(x)
+            self._sum_of_all(x)
+        for x in self.making:
+            self._by_all(x)
         self._spread(s.path(self.row)[-1].name)
         for x in self.products:
             self._sum(x)
@@ -200,13 +203,7 @@ class _Streams:
         for buffer, axis in ((part, 0), (x, len(s.nest.buffer(x).shape) - 1)):
             self._own_results(buffer, axis)
         s.do(Unroll(mine))
-        s.do(SetScope(self.row, "shared"))
-        loop = s.path(self.row)[-1].name
-        s.do(Split(loop, self.lanes))
-        s.do(Split(f"{loop}.0", self.grid.warp))
-        s.do(Split(f"{loop}.0.0", WARPS))
-        s.do(Bind(f"{loop}.0.0.1", "thread.y"))
-        self._bound(f"{loop}.0.0.0", f"{loop}.0.1", f"{loop}.1")
+        self._by_all(self.row)
         self._finish(turn, warp, ahead)
         return True
 
@@ -250,6 +247,31 @@ class _Streams:
         s.do(Bind(f"{part}.init.i{axis}", "thread.x"))
         self._bound(*(moved(x, part) for x in (turns, own, lane)))
         s.do(Bind(own, "thread.x"))
+
+    def _by_all(self, stage: str) -> None:
+        """Something as long as the row, in shared memory, by all threads."""
+        s = self.s
+        turns, own, lane = self._split(s.path(stage)[-1].name)
+        s.do(SetScope(stage, "shared"))
+        s.do(Split(turns, WARPS))
+        s.do(Bind(f"{turns}.1", "thread.y"))
+        self._bound(f"{turns}.0", own, lane)
+
+    def _sum_of_all(self, stage: str) -> None:
+        """A part of a sum by every thread, then one of all threads."""
+        s, part = self.s, f"{stage}p"
+        turns, own, lane = self._split(s.path(stage)[-1].name)
+        s.do(Split(turns, WARPS))
+        s.do(RFactor(stage, (f"{turns}.1", own), part))
+        axis = len(s.nest.buffer(part).shape) - 1
+        again = [moved(x, part) for x in (f"{turns}.0", f"{turns}.1", own, lane)]
+        for y, x in ((f"{part}.init.i{axis - 1}", f"{part}.init.i{axis}"), (again[1], again[2])):
+            s.do(Bind(y, "thread.y"))
+            s.do(Bind(x, "thread.x"))
+        s.do(Unroll(again[0]))
+        s.do(Vectorize(again[3]))
+        s.do(Bind(own, "thread.x"))
+        s.do(Bind(f"{turns}.1", "thread.y"))
 
     def _own_results(self, buffer: str, axis: int) -> None:
         """Results laid out so that one axis is the warp: each has memory for its own only."""
