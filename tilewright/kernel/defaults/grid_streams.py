@@ -19,7 +19,7 @@ from tilewright.ir.expr import extent, loads
 from tilewright.ir.target import Grid
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.grid_lanes import vector_lanes
-from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.defaults.scheduler import Scheduler, store_reads
 from tilewright.kernel.group import Stage
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.begin_early import BeginEarly
@@ -80,13 +80,14 @@ def schedule_streams(s: Scheduler) -> bool:
         return False
     for x in products:
         s.do(CacheRead(str(matrices[x.name]), x.name, _copy(x.name)))
-    names = [*sums, *making, row, *(x.name for x in products)]
+    given = _given(s, sums, making, depth)
+    names = [*given, *sums, *making, row, *(x.name for x in products)]
     lanes = vector_lanes(s, names, *(s.path(x)[-1].var for x in names))
     if lanes == 1 or depth % (grid.warp * lanes):
         return False
     count = _results_of_a_warp(grid, results // WARPS)
     size = sum(s.nest.buffer(_copy(x.name)).dtype.bytes for x in products)
-    found = [x.name for x in products], sums, making, row
+    found = [x.name for x in products], sums, making, given, row
     way = _Streams(s, grid, path[0].name, *found, lanes, count)
     if depth <= SHARE * grid.warp:
         return way.one_by_one(depth, size)
@@ -120,6 +121,24 @@ def _matrix(s: Scheduler, product: str, row: str) -> str | None:
     return b.name if b.scope == "in" and along else None
 
 
+def _given(s: Scheduler, sums: list[str], making: list[str], depth: int) -> dict[str, list[str]]:
+    """Copies of inputs as long as the row, of which it is made, with their readers: each is read
+    once, before anything is done with it."""
+    readers: dict[str, list[str]] = {}
+    for x in (*sums, *making):
+        last = s.path(x)[-1].var
+        for r in store_reads(s.store(x)):
+            b = s.nest.buffer(str(r.source))
+            along = D.is_sym(r.index[-1]) and D.the_sym(r.index[-1]) is last if r.index else False
+            if b.scope == "in" and along and b.shape[-1] == depth and b.size == depth:
+                readers.setdefault(b.name, []).append(x)
+    made: dict[str, list[str]] = {}
+    for name, found in readers.items():
+        if s.attempt(CacheRead(name, tuple(dict.fromkeys(found)), f"{name}_own")):
+            made[f"{name}_own"] = found
+    return made
+
+
 def _copy(product: str) -> str:
     return f"{product}w"
 
@@ -139,6 +158,7 @@ class _Streams:
     products: list[str]
     sums: list[str]
     making: list[str]  # the stage that is the row, if it is made here
+    given: dict[str, list[str]]  # copies of what it is made of, with their readers
     row: str
     lanes: int
     count: int  # results of a warp
@@ -154,8 +174,13 @@ class _Streams:
             s.do(ComputeAt(x, warp))
         for x in self.products:
             s.do(ComputeAt(_copy(x), turn))
-        for x in (self.row, *self.making, *reversed(self.sums)):
+        later = [x for x, of in self.given.items() if not set(of) & set(self.sums)]
+        sooner = [x for x in self.given if x not in later]
+        # All that the row is made of is read before the first sum of it.
+        for x in (self.row, *self.making, *later, *reversed(self.sums), *sooner):
             s.do(ComputeAt(x, f"{at}.0.0"))
+        for x in self.given:
+            self._own_part(x)
         for x in self.sums:
             self._sum_of_all(x)
         for x in self.making:
@@ -163,7 +188,7 @@ class _Streams:
         self._spread(s.path(self.row)[-1].name)
         for x in self.products:
             self._sum(x)
-        self._in_registers()
+        self._in_registers(self.row)
         self._finish(turn, warp, ahead)
         return True
 
@@ -257,6 +282,15 @@ class _Streams:
         s.do(Bind(f"{turns}.1", "thread.y"))
         self._bound(f"{turns}.0", own, lane)
 
+    def _own_part(self, stage: str) -> None:
+        """Something as long as the row, of which each thread has its own part in registers."""
+        s = self.s
+        turns, own, lane = self._split(s.path(stage)[-1].name)
+        s.do(Split(turns, WARPS))
+        s.do(Bind(f"{turns}.1", "thread.y"))
+        self._bound(f"{turns}.0", own, lane)
+        self._in_registers(stage, WARPS)
+
     def _sum_of_all(self, stage: str) -> None:
         """A part of a sum by every thread, then one of all threads."""
         s, part = self.s, f"{stage}p"
@@ -280,12 +314,15 @@ class _Streams:
         places = [*axes[:axis], f"{c}//{WARPS}", f"{c}%{WARPS}", *axes[axis + 1 :]]
         self.s.do(Relayout(buffer, f"{', '.join(axes)} -> {', '.join(places)}"))
 
-    def _in_registers(self) -> None:
-        """The row laid out so that one axis is the lane: each has memory for its own part only."""
-        *axes, c = (f"i{k}" for k in range(len(self.s.nest.buffer(self.row).shape)))
-        threads, lanes = self.grid.warp, self.lanes
-        places = [*axes, f"{c}//{threads * lanes}", f"{c}//{lanes}%{threads}", f"{c}%{lanes}"]
-        self.s.do(Relayout(self.row, f"{', '.join([*axes, c])} -> {', '.join(places)}"))
+    def _in_registers(self, buffer: str, warps: int = 1) -> None:
+        """Laid out so that axes are the lane and the warp, if each has another part: a thread has
+        memory for its own only."""
+        *axes, c = (f"i{k}" for k in range(len(self.s.nest.buffer(buffer).shape)))
+        size = self.grid.warp * self.lanes
+        places = [f"{c}//{size}", f"{c}//{self.lanes}%{self.grid.warp}", f"{c}%{self.lanes}"]
+        if warps > 1:
+            places[:1] = [f"{c}//{size * warps}", f"{c}//{size}%{warps}"]
+        self.s.do(Relayout(buffer, f"{', '.join([*axes, c])} -> {', '.join([*axes, *places])}"))
 
     def _finish(self, turn: str, warp: str, ahead: int) -> None:
         s, at = self.s, self.at
