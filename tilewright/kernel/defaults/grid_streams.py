@@ -42,7 +42,7 @@ WARPS = 8  # of a block
 LEFT = 8 * 1024  # bytes of shared memory that are left for other things than copies
 SHARE = 64  # elements of a row that a lane has in registers, at most
 MOST_RESULTS = 64  # of a warp
-TOGETHER = 4  # results of a warp whose sums grow together, at most
+TOGETHER = 4  # results of a warp that are written out, or whose sums grow together, at most
 BESIDE = 4  # vectors of each of them that are one turn
 
 
@@ -81,13 +81,14 @@ def schedule_streams(s: Scheduler) -> bool:
     for x in products:
         s.do(CacheRead(str(matrices[x.name]), x.name, _copy(x.name)))
     given = _given(s, sums, making, depth)
+    count = _results_of_a_warp(grid, results // WARPS)
+    beside = _beside(s, host, results) if count <= TOGETHER else []
     names = [*given, *sums, *making, row, *(x.name for x in products)]
     lanes = vector_lanes(s, names, *(s.path(x)[-1].var for x in names))
     if lanes == 1 or depth % (grid.warp * lanes):
         return False
-    count = _results_of_a_warp(grid, results // WARPS)
     size = sum(s.nest.buffer(_copy(x.name)).dtype.bytes for x in products)
-    found = [x.name for x in products], sums, making, given, row
+    found = [x.name for x in products], sums, making, given, beside, row
     way = _Streams(s, grid, path[0].name, *found, lanes, count)
     if depth <= SHARE * grid.warp:
         return way.one_by_one(depth, size)
@@ -139,6 +140,18 @@ def _given(s: Scheduler, sums: list[str], making: list[str], depth: int) -> dict
     return made
 
 
+def _beside(s: Scheduler, host: str, results: int) -> list[str]:
+    """Copies of inputs of which each result reads one element: they are read before the sums, not
+    after them."""
+    made: list[str] = []
+    for r in store_reads(s.store(host)):
+        b = s.nest.buffer(str(r.source))
+        into = f"{b.name}_beside"
+        if b.scope == "in" and b.size == results and s.attempt(CacheRead(b.name, host, into)):
+            made.append(into)
+    return made
+
+
 def _copy(product: str) -> str:
     return f"{product}w"
 
@@ -159,6 +172,7 @@ class _Streams:
     sums: list[str]
     making: list[str]  # the stage that is the row, if it is made here
     given: dict[str, list[str]]  # copies of what it is made of, with their readers
+    beside: list[str]  # copies of what the results are added to, say
     row: str
     lanes: int
     count: int  # results of a warp
@@ -172,6 +186,7 @@ class _Streams:
             return False
         for x in reversed(self.products):
             s.do(ComputeAt(x, warp))
+        self._read_beside()
         for x in self.products:
             s.do(ComputeAt(_copy(x), turn))
         later = [x for x, of in self.given.items() if not set(of) & set(self.sums)]
@@ -206,8 +221,9 @@ class _Streams:
         mine, warp = self._divide()
         (x,) = self.products
         part = f"{x}p"
-        for name in (x, self.row):
-            s.do(ComputeAt(name, f"{at}.0.0"))
+        s.do(ComputeAt(x, f"{at}.0.0"))
+        self._read_beside()
+        s.do(ComputeAt(self.row, f"{at}.0.0"))
         results, deep = (p.name for p in s.path(x)[-2:])
         of, own, lane = self._split(deep)
         s.do(Split(of, beside))
@@ -307,6 +323,17 @@ class _Streams:
         s.do(Bind(own, "thread.x"))
         s.do(Bind(f"{turns}.1", "thread.y"))
 
+    def _read_beside(self) -> None:
+        """All lanes of a warp have what its results need."""
+        s = self.s
+        for x in self.beside:
+            s.do(ComputeAt(x, f"{self.at}.0.0"))
+            loop = s.path(x)[-1].name
+            s.do(Split(loop, WARPS))
+            s.do(Unroll(f"{loop}.0"))
+            s.do(Bind(f"{loop}.1", "thread.y"))
+            self._own_results(x, len(s.nest.buffer(x).shape) - 1)
+
     def _own_results(self, buffer: str, axis: int) -> None:
         """Results laid out so that one axis is the warp: each has memory for its own only."""
         axes = [f"i{k}" for k in range(len(self.s.nest.buffer(buffer).shape))]
@@ -339,5 +366,7 @@ class _Streams:
         for x in self.products:
             s.do(Pipeline(turn, _copy(x), ahead, asynchronous=True))
         s.do(BeginEarly(turn))
+        if self.beside and s.loops(turn)[0].extent == self.count:
+            s.do(Unroll(turn))  # constant indices, so that what results need is registers
         s.do(Pragma(f"{at}.0.0", "resident", 1))
         s.do(Synchronise())
