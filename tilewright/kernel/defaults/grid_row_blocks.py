@@ -89,13 +89,19 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     vectors, once = f"{column.name}.0.0", f"{column.name}.0.1"
     s.do(Split(f"{column.name}.0", 1))  # one thread stores a vector of results
     block = _Block(s, row.name, *by, room)
+    if room:
+        block.beside(host, lanes)
     s.do(ComputeAt(last, row.name if room else vectors))
     inner = [x for x in kept if x not in outs and x.name != last]
+    first = _read_first(s, [x.name for x in inner if x not in products]) if room else {}
     placed: dict[str, str] = {}
     for x in reversed(inner):
         s.do(ComputeAt(x.name, row.name))
         if x in products:
             placed[x.name] = block.place(x.name)
+        if x.name in first:  # before all that comes before this one
+            s.do(ComputeAt(first[x.name], row.name))
+            block.own_part(first[x.name])
     for x in inner:
         if x in products:
             block.product(x.name, placed[x.name])
@@ -119,6 +125,25 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     s.do(Pragma(row.name, "resident", 1 if block.copies else RESIDENT))
     s.do(Synchronise())
     return True
+
+
+def _read_first(s: Scheduler, stages: list[str]) -> dict[str, str]:
+    """By the first of the stages that read it along their rows: the copy of an input, which is read
+    before anything that comes before them."""
+    readers: dict[str, list[str]] = {}
+    for x in stages:
+        last = s.path(x)[-1].var
+        for r in store_reads(s.store(x)):
+            along = r.index and D.is_sym(r.index[-1]) and D.the_sym(r.index[-1]) is last
+            b = s.nest.buffer(str(r.source))
+            if along and b.scope == "in" and D.known_eq(b.size, s.path(x)[-1].extent):
+                readers.setdefault(b.name, []).append(x)
+    made: dict[str, str] = {}
+    for name, found in readers.items():
+        into = f"{name}_own"
+        if found[0] not in made and s.attempt(CacheRead(name, tuple(dict.fromkeys(found)), into)):
+            made[found[0]] = into
+    return made
 
 
 def _stored(s: Scheduler) -> set[str]:
@@ -194,6 +219,29 @@ class _Block:
 
     def spread(self, stage: str) -> None:
         self.bind(*self.split(self.along(stage)))
+
+    def beside(self, host: str, lanes: int) -> None:
+        """What the results are made of besides, each thread for its own, is read first of all."""
+        s, column = self.s, self.s.path(host)[-1]
+        for r in store_reads(s.store(host)):
+            b, into = s.nest.buffer(str(r.source)), f"{r.source}_beside"
+            along = r.index and D.coefficient(r.index[-1], column.var) == 1
+            if b.scope != "in" or not along or not s.attempt(CacheRead(b.name, host, into)):
+                continue
+            s.do(ComputeAt(into, self.at))
+            loop, axis = self.along(into), len(s.nest.buffer(into).shape) - 1
+            s.do(Split(loop, lanes))
+            self.bind("", "", f"{loop}.0")
+            s.do(Vectorize(f"{loop}.1"))
+            self.lay_out(into, axis, f"i{axis}//{lanes}", f"i{axis}%{lanes}")
+
+    def own_part(self, stage: str) -> None:
+        """The same, where each thread has its part in registers."""
+        self.spread(stage)
+        axis = len(self.s.nest.buffer(stage).shape) - 1
+        c, all_ = f"i{axis}", self.across * self.rows
+        digits = f"{c}//{all_}", f"{c}//{self.across}%{self.rows}", f"{c}%{self.across}"
+        self.lay_out(stage, axis, *digits)
 
     def sum(self, stage: str) -> None:
         """A partial result for every thread, then one of all threads."""
