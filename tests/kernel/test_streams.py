@@ -108,7 +108,7 @@ def test_copies_that_are_not_waited_for_are_found(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("made", "bytes_"),
-    [(gated(bf16, 8192, 2048), 196608), (plain(bf16, 2048, 8192), 212992)],
+    [(gated(bf16, 8192, 2048), 200704), (plain(bf16, 2048, 8192), 212992)],
     ids=["gate and up", "down"],
 )
 def test_as_much_is_on_its_way_as_there_is_room(made: Graph, bytes_: int) -> None:
@@ -120,6 +120,13 @@ def test_as_much_is_on_its_way_as_there_is_room(made: Graph, bytes_: int) -> Non
     text = emit_kernels(legalise(early(g), GPU), GPU, tasks=True).text
     assert text.count("call void @tw_await(") == 1
     assert all(x.spilled == 0 for x in assemble(assembly(code.text, GPU), GPU.cpu))
+
+
+def test_multiprocessors_have_equal_shares() -> None:
+    """Results of a warp, by how many there are for each warp of a block: of the layers, a head."""
+    assert GPU.grid is not None
+    found = [grid_streams._results_of_a_warp(GPU.grid, k // 8) for k in (3072, 2048, 8192, 32000)]
+    assert found == [3, 2, 8, 32]
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ WARPS = 8  # of a block
 LEFT = 8 * 1024  # bytes of shared memory that are left for other things than copies
 SHARE = 64  # elements of a row that a lane has in registers, at most
 MOST_RESULTS = 64  # of a warp
+BEGINNING = 4  # results in whose time a block begins and ends
 TOGETHER = 4  # results of a warp that are written out, or whose sums grow together, at most
 BESIDE = 4  # vectors of each of them that are one turn
 
@@ -158,9 +159,9 @@ def _copy(product: str) -> str:
 
 def _results_of_a_warp(grid: Grid, groups: int) -> int:
     """How many results each warp has, where so many are there for each warp of a block: few turns
-    of all multiprocessors, and of these choices the most."""
+    of all multiprocessors, of few blocks."""
     choices = [k for k in range(1, MOST_RESULTS + 1) if groups % k == 0]
-    return min(choices, key=lambda k: (-(-groups // (k * grid.multiprocessors)) * k, -k))
+    return min(choices, key=lambda k: -(-groups // (k * grid.multiprocessors)) * (k + BEGINNING))
 
 
 @dataclass
