@@ -16,6 +16,7 @@ from tests.graph.test_row_blocks import attention
 from tests.kernel.test_grids import GPU, judge
 from tests.kernel.test_one_row import gated, times
 from tilewright.ir.node import Graph
+from tilewright.ir.target import Target
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
@@ -40,17 +41,24 @@ def plain(d: DType, rows: int, depth: int) -> Graph:
     return graph(build.add(product, arg("z", 1, rows, dtype=d)))
 
 
-def early(g: Group) -> Nest:
-    trace, nest = default_schedule(g, GPU, Choices(early=True))
+def small(shared: int = 0) -> Target:
+    """A GPU of one multiprocessor, so that a warp has several results."""
+    assert GPU.grid is not None
+    own = {"block_shared": shared} if shared else {}
+    return replace(GPU, grid=replace(GPU.grid, multiprocessors=1, **own))
+
+
+def early(g: Group, gpu: Target = GPU) -> Nest:
+    trace, nest = default_schedule(g, gpu, Choices(early=True))
     assert apply(start(g), parse_trace(print_trace(trace))) == nest
     assert parse_nest(nest_text(nest)) == nest
     verify(nest)
     return nest
 
 
-def check(made: Graph, d: DType) -> Nest:
+def check(made: Graph, d: DType, gpu: Target = GPU) -> Nest:
     (g,) = groups(made)
-    nest = early(g)
+    nest = early(g, gpu)
     assert any(isinstance(s, Await) for s, _ in walk(nest.body))
     judge(g, nest, {}, d)
     args = inputs(g, {})
@@ -75,6 +83,13 @@ def test_a_long_row_is_in_shared_memory() -> None:
     assert barriers(check(plain(bf16, 16, 4096), bf16)) == 1
 
 
+@pytest.mark.parametrize(("depth", "shared"), [(256, 20480), (2304, 65536)])
+def test_a_warp_has_several_results(depth: int, shared: int) -> None:
+    """Of which not all fit at a time."""
+    nest = check(plain(bf16, 32, depth), bf16, small(shared))
+    assert {s.pending for s, _ in walk(nest.body) if isinstance(s, Wait)} == {1}
+
+
 def test_keys_and_values_are_copied_early() -> None:
     (g,) = groups(graph(attention(f32, 1, 1, 128, 16)))
     nest = early(g)
@@ -91,12 +106,9 @@ def test_rows_that_share_keys_stream_through_them_together() -> None:
     assert found == [(512 * 32 * 2, 512 * 32 * 2, 0, 4)] * 2  # every four blocks
 
 
-def test_copies_that_are_not_waited_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_streams, "MOST_RESULTS", 8)
-    assert GPU.grid is not None
-    gpu = replace(GPU, grid=replace(GPU.grid, multiprocessors=1, block_shared=32768))
+def test_copies_that_are_not_waited_for_are_found() -> None:
     (g,) = groups(plain(bf16, 64, 256))
-    _, nest = default_schedule(g, gpu, Choices(early=True))
+    _, nest = default_schedule(g, small(32768), Choices(early=True))
 
     def one(s: Stmt) -> tuple[Stmt, ...]:
         return (Wait(s.pending + 1),) if isinstance(s, Wait) else (s,)
