@@ -8,7 +8,9 @@ time of one goes.
 Lines are printed as they are found, with the seconds since the beginning. Forms: `early` is one
 kernel whose tasks begin before they wait, `plain` one whose tasks do not, `graph` a CUDA graph of
 plain kernels, `graph early` one of kernels that copy first, `overlap` the same where each kernel
-begins before the one before it ends.
+begins before the one before it ends, `signal first` is `early` where a block signals before its
+warps go on. Whole programs are cached by what they are, not by such details: set
+TILEWRIGHT_CACHE=off.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ import tilewright as tw
 from tests.gpu.decode import FULL, Size, example
 from tests.gpu.phase_times import replay_of, rows
 from tests.gpu.timing import medians
+from tilewright.llvm import tasks as layout
 from tilewright.runtime.cuda import replay, tasks
 from tilewright.runtime.cuda.program import CudaProgram
 
 FORMS: dict[str, dict[str, Any]] = {
     "early": {"one_kernel": True},
+    "signal first": {"one_kernel": True},
     "plain": {"one_kernel": True, "choose": "default"},
     "graph": {"choose": "default"},
     "graph early": {"choose": "early"},
@@ -104,7 +108,7 @@ def predict(s: Size, rate: float) -> None:
 
 def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) -> Any:
     """A form that has run, if its results are near eager's."""
-    replay.OVERLAP = form == "overlap"
+    replay.OVERLAP, layout.SIGNAL_FIRST = form == "overlap", form == "signal first"
     fast = tw.compile(net, **FORMS[form])
     with torch.no_grad():
         got, want = [fast(*inputs) for _ in range(3)][-1], net(*inputs)

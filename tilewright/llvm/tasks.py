@@ -32,6 +32,9 @@ LINE = 128  # bytes from counter to counter, so that each is alone in a line of 
 PIECE = 4096  # bytes that a thread asks the copy engine for
 # The first line counts blocks that are done; counter k is in line k + 1.
 MOST_REGISTERS = 128  # of a thread, so that a multiprocessor has at least two blocks of 256
+# Does a block signal before any of its warps begins the next phase? Not measured: if a signal waits
+# for copies of other warps too, it should.
+SIGNAL_FIRST: bool = False
 STATIC = 4096  # bytes of shared memory besides that of tasks, at most
 
 
@@ -376,7 +379,7 @@ put:
   store i64 %waiting.1, ptr addrspace(3) %to, align 8
   br label %passed
 passed:
-  call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)
+  {before}
   %counts = icmp sge i64 %counter, 0
   %tells = and i1 %counts, %leads
   br i1 %tells, label %tell, label %told
@@ -386,6 +389,7 @@ tell:
 (ptr addrspace(1) %place.own, i32 %count.own)
   br label %told
 told:
+  {after}
   br i1 %more, label %phase, label %finish
 
 finish:
@@ -461,7 +465,9 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, grid: 
     add(_WAIT, name=AWAIT, given=AWAITED, cases=cases, **own)
     for k, kind in enumerate(kinds):
         parts += _call(k, kind, threads)
-    add(_SIGNAL, counter=signal, words=words, line=LINE)
+    meet = ["call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)", ""]
+    before, after = meet[::-1] if SIGNAL_FIRST else meet
+    add(_SIGNAL, counter=signal, words=words, line=LINE, before=before, after=after)
     await_ = _AWAIT.format(name=AWAIT, given=AWAITED, wait=WAIT)
     return "\n".join([*parts, await_]) + "\n"
 
