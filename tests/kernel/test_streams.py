@@ -41,11 +41,10 @@ def plain(d: DType, rows: int, depth: int) -> Graph:
     return graph(build.add(product, arg("z", 1, rows, dtype=d)))
 
 
-def small(shared: int = 0) -> Target:
+def small(shared: int) -> Target:
     """A GPU of one multiprocessor, so that a warp has several results."""
     assert GPU.grid is not None
-    own = {"block_shared": shared} if shared else {}
-    return replace(GPU, grid=replace(GPU.grid, multiprocessors=1, **own))
+    return replace(GPU, grid=replace(GPU.grid, multiprocessors=1, block_shared=shared))
 
 
 def early(g: Group, gpu: Target = GPU) -> Nest:
