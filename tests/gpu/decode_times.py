@@ -9,8 +9,8 @@ Lines are printed as they are found, with the seconds since the beginning. Forms
 kernel whose tasks begin before they wait, `plain` one whose tasks do not, `graph` a CUDA graph of
 plain kernels, `graph early` one of kernels that copy first, `overlap` the same where each kernel
 begins before the one before it ends, `signal first` is `early` where a block signals before its
-warps go on. Whole programs are cached by what they are, not by such details: set
-TILEWRIGHT_CACHE=off.
+warps go on, `timed` is `early` with the time at which each phase ends, shown by kind. Whole
+programs are cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 import tilewright as tw
@@ -34,6 +35,7 @@ from tilewright.runtime.cuda.program import CudaProgram
 FORMS: dict[str, dict[str, Any]] = {
     "early": {"one_kernel": True},
     "signal first": {"one_kernel": True},
+    "timed": {"one_kernel": True},
     "plain": {"one_kernel": True, "choose": "default"},
     "graph": {"choose": "default"},
     "graph early": {"choose": "early"},
@@ -109,6 +111,7 @@ def predict(s: Size, rate: float) -> None:
 def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) -> Any:
     """A form that has run, if its results are near eager's."""
     replay.OVERLAP, layout.SIGNAL_FIRST = form == "overlap", form == "signal first"
+    layout.TIMED = form == "timed"
     fast = tw.compile(net, **FORMS[form])
     with torch.no_grad():
         got, want = [fast(*inputs) for _ in range(3)][-1], net(*inputs)
@@ -137,6 +140,27 @@ def fetching(made: CudaProgram, call: Callable[[], object]) -> None:
         finally:
             tasks.AHEAD_BYTES, tasks.AHEAD_MOST = before
     made.trim()
+
+
+def timeline(made: CudaProgram) -> None:
+    """By kind, the time from the end of the phase before to its own; of the latest call."""
+    torch.cuda.synchronize()
+    found = replay_of(made)
+    raw = found.counters.read(np.zeros(found.counters.size, np.uint8))
+    kept = {k.symbol: k.name for k in made.kernels}
+    spent: dict[tuple[str, int], list[float]] = {}
+    last = 0
+    for p in found.graph.phases:
+        if p.counter >= 0:
+            at = layout.counter_place(p.counter) + layout.TIME
+            now = int(raw[at : at + 8].view(np.int64)[0])
+            took = (now - (last or now)) * 1e-3
+            spent.setdefault((kept.get(p.kind, p.kind), p.tasks), []).append(took)
+            last = max(now, last)
+    for (kind, count), each in sorted(spent.items(), key=lambda x: -sum(x[1])):
+        own = sorted(each)
+        say(f"  {len(own)} x {kind} ({count} tasks): {own[len(own) // 2]:.2f} us in the middle, "
+            f"{own[0]:.2f} to {own[-1]:.2f}")  # fmt: skip
 
 
 def by_phase(made: CudaProgram, call: Callable[[], object]) -> None:
@@ -170,6 +194,8 @@ def main() -> None:
                 calls[form] = [lambda f=fast: f(*inputs)]
                 (made,) = fast.units[0].programs
                 say(f"{form}: {medians({form: calls[form]}, 20)[form] * 1e6:.0f} us")
+                if form == "timed":
+                    timeline(made)
                 if made.tasks is not None and given.fetching:
                     fetching(made, calls[form][0])
                 if made.tasks is not None and given.phases:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.gpu.assembler import assemble
 from tilewright import targets
 from tilewright.base.errors import Unsupported
 from tilewright.kernel.tasks import ARENA, Use, ordered
@@ -135,7 +136,7 @@ def test_too_many_waits_are_refused() -> None:
         tasks.Table(graph(found), found, IMAGE, [p.values(ADDRESSES) for p in found])
 
 
-def test_modules_are_put_together() -> None:
+def test_modules_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     a = """declare float @llvm.fabs.f32(float)
 define internal float @help(float %x) {
   ret float %x
@@ -158,7 +159,13 @@ end:
     for name in ("cuda:75", "cuda:90"):
         target = targets.get(name)
         assert target.grid is not None
+        monkeypatch.setattr(layout, "TIMED", False)
         made = emit_tasks(kinds, target.grid)
         assert made.threads == 64 and made.shared == 96
         ptx = assembly(made.text, target)
-        assert "ld.acquire.gpu" in ptx and "fence.acq_rel.gpu" in ptx and "prefetch" in ptx
+        assert "ld.acquire.gpu" in ptx and "red.release.gpu" in ptx and "prefetch" in ptx
+        assert "globaltimer" not in ptx
+        monkeypatch.setattr(layout, "TIMED", True)
+        timed = assembly(emit_tasks(kinds, target.grid).text, target)
+        assert timed.count("%globaltimer") == timed.count("max.u64") == 1
+        assemble(timed, target.cpu)

@@ -35,6 +35,9 @@ MOST_REGISTERS = 128  # of a thread, so that a multiprocessor has at least two b
 # Does a block signal before any of its warps begins the next phase? Not measured: if a signal waits
 # for copies of other warps too, it should.
 SIGNAL_FIRST: bool = False
+# Is it written down when phases end, and where, in bytes behind a counter? For measurements.
+TIMED: bool = False
+TIME = 16
 STATIC = 4096  # bytes of shared memory besides that of tasks, at most
 
 
@@ -310,6 +313,13 @@ open:
 }}
 """
 
+# The latest time at which a block was done with a phase, in the line of its counter.
+_TIMED = """\
+  %now = call i64 asm sideeffect "mov.u64 $0, %globaltimer;", "=l"()
+  %timed = getelementptr i8, ptr addrspace(1) %place.own, i64 {time}
+  call void asm sideeffect "red.relaxed.gpu.global.max.u64 [$0], $1;", "l,l,~{{memory}}"\
+(ptr addrspace(1) %timed, i64 %now)"""
+
 # Which tasks are this block's. Those that begin early wait themselves.
 _WAIT = """\
   %tasks = {tasks}
@@ -385,6 +395,7 @@ passed:
   br i1 %tells, label %tell, label %told
 tell:
   %place.own = getelementptr i8, ptr addrspace(1) %counters, i64 %counter
+{timed}
   call void asm sideeffect "red.release.gpu.global.add.u32 [$0], $1;", "l,r,~{{memory}}"\
 (ptr addrspace(1) %place.own, i32 %count.own)
   br label %told
@@ -467,7 +478,9 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, grid: 
         parts += _call(k, kind, threads)
     meet = ["call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)", ""]
     before, after = meet[::-1] if SIGNAL_FIRST else meet
-    add(_SIGNAL, counter=signal, words=words, line=LINE, before=before, after=after)
+    timed = _TIMED.format(time=TIME) if TIMED else ""
+    given = {"before": before, "after": after, "timed": timed}
+    add(_SIGNAL, counter=signal, words=words, line=LINE, **given)
     await_ = _AWAIT.format(name=AWAIT, given=AWAITED, wait=WAIT)
     return "\n".join([*parts, await_]) + "\n"
 
