@@ -54,6 +54,26 @@ group outputs
   a[a.i0] = x[a.i0] + 1.0 for a.i0 in 20
   b[b.i0] = x[b.i0] * 2.0 for b.i0 in 20
 """
+SCALED = """
+group scaled
+  in w: f32[4,12]
+  in x: f32[4]
+  out y: f32[4,12]
+  local r: f32[4]
+  r[r.i0] = exp(x[r.i0]) for r.i0 in 4
+  y[y.i0,y.i1] = w[y.i0,y.i1] * r[y.i0] for y.i0 in 4, y.i1 in 12
+"""
+STREAMED = """
+Split('y.i1', 4)
+CacheRead('w', 'y', 't')
+ComputeAt('t', 'y.i1.0')
+ComputeAt('r', 'y.i0')
+SetScope('t', 'shared')
+Bind('y.i0', 'block.x')
+Bind('y.i1.1', 'thread.x')
+Bind('t.i1', 'thread.x')
+"""
+PIPED = f"{STREAMED}Pipeline('y.i1.0', 't', asynchronous=True)"
 SUM = """
 group sum
   in x: f32[5,64]
@@ -462,6 +482,7 @@ EXAMPLES = {
         f"{PLACED}\nSetScope('t', 'shared')",
         "Pipeline('y.i0.0', 't', asynchronous=True)",
     ),
+    "begin-early": (SCALED, PIPED, "BeginEarly('y.i1.0')"),
     "roles": (BOXES, BOXED, "Roles('y.i0.0', 2)"),
     "bring-once": (ONE_FOR_ALL, f"{ALL_BOXED}Roles('y.i0.0', 2)", "BringOnce(('u',))"),
     "mirror": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Mirror('y.i0.0', 10)"),

@@ -24,7 +24,11 @@ from tilewright.kernel.defaults.grid_lanes import aligned_lanes, vector_lanes
 from tilewright.kernel.defaults.grid_library import call_library
 from tilewright.kernel.defaults.grid_product_chains import schedule_products
 from tilewright.kernel.defaults.grid_products import schedule_product
-from tilewright.kernel.defaults.grid_row_blocks import schedule_row_blocks
+from tilewright.kernel.defaults.grid_row_blocks import (
+    schedule_early_row_blocks,
+    schedule_row_blocks,
+)
+from tilewright.kernel.defaults.grid_streams import schedule_streams
 from tilewright.kernel.defaults.grid_sums import schedule_sum
 from tilewright.kernel.defaults.grid_windows import schedule_windows
 from tilewright.kernel.defaults.inlining import inline_maps
@@ -589,7 +593,9 @@ _TILED = (schedule_chain, schedule_products, schedule_convolution, schedule_prod
 _SHAPES = (
     schedule_chain,
     schedule_products,
+    schedule_streams,
     _made_row,
+    schedule_early_row_blocks,
     schedule_row_blocks,
     _maps,
     schedule_convolution,
