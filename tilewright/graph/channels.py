@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tilewright.base.events import Log
 from tilewright.graph.classify import contraction, facts
+from tilewright.graph.decompose import Decompose
 from tilewright.ir import dim as D
 from tilewright.ir.maps import Map
 from tilewright.ir.node import Graph, Node, node
@@ -44,6 +45,13 @@ class ChannelsLast(Pass, needs=("Decompose",), rounds=True):
         count = sum(facts(n).kind == "contract" for n in last)
         log.add("layout", f"{len(last)} values with channels last around {count} convolutions")
         return _Rewriting(last).run(program)
+
+
+def stored_last(program: Graph, target: Target) -> tuple[bool, ...]:
+    """Which outputs the pass would store with channels last, if nothing were said of them."""
+    made = Decompose().on(target).apply(program, Log())
+    last = _spread(made, ChannelsLast().on(target).dtypes)
+    return tuple(o in last for o in made.outputs)
 
 
 def order_of(rank: int) -> Order:

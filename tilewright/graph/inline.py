@@ -138,22 +138,46 @@ class Inlining:
         return x
 
     def is_shared_and_cheap(self, n: Node, f: Facts) -> bool:
-        """Maps of sources that are computed again in each reader at less cost than a load."""
+        """Maps of what is in memory that are computed again in each reader at less cost than a
+        load."""
         if f.kind != "map" or n in self.apart or n in self.results or n in self.stored:
             return False
-        if len(self.users[n]) < 2:
+        if not all(self.computes(u) for u in self.users[n]):
             return False
+        if is_widened(n):
+            return True  # whoever stores it, fewer bytes are stored and loaded without it
+        if len(self.users[n]) < 2:
+            return self.is_summed_up(n)
         cost, bytes_in = f.flops, 0
         for x in n.inputs:
-            if self.facts[x].kind != "source":
-                if x not in self.inlined or self.facts[x].kind == "view":
-                    return False
+            if self.in_memory(x, n):
+                bytes_in += 0 if is_scalar_constant(x) else guess(nbytes(x.ttype))
+            elif x not in self.inlined or self.facts[x].kind == "view":
+                return False
+            else:
                 cost += self.facts[x].flops
-            elif not is_scalar_constant(x):
-                bytes_in += guess(nbytes(x.ttype))
-        if cost > self.cheap or bytes_in > guess(nbytes(n.ttype)):
-            return False
-        return all(self.computes(u) for u in self.users[n])
+        return cost <= self.cheap and bytes_in <= guess(nbytes(n.ttype))
+
+    def is_summed_up(self, n: Node) -> bool:
+        """Is its only reader a sum of columns, in a kernel of its own? Then that makes it: along
+        with what it is made of it would be stored and loaded again."""
+        while len(self.users[n]) == 1 and n not in self.results:
+            (n,) = self.users[n]
+            f = self.facts[n]
+            if f.kind != "view":
+                return f.kind == "reduce" and f.outer is None and n.rank > 0
+        return False
+
+    def in_memory(self, x: Node, reader: Node) -> bool:
+        """Is a value stored whatever clusters there will be: an input, a result, a reduction that
+        something larger reads, whose kernel is another one?"""
+        while self.facts[x].reshape:
+            x = x.inputs[0]
+        f = self.facts[x]
+        if f.kind == "source" or x in self.results:
+            return True
+        other = guess(x.ttype.size) != guess(reader.ttype.size)
+        return f.kind == "reduce" and f.outer is None and other
 
     def computes(self, n: Node) -> bool:
         """Would this reader, or the readers of this view, compute an operand themselves?"""
@@ -166,6 +190,12 @@ class Inlining:
             elif kind not in ("map", "reduce"):
                 return False
         return True
+
+
+def is_widened(n: Node) -> bool:
+    """Is it a narrow float as a wider one?"""
+    (x,) = n.inputs if len(n.inputs) == 1 and n.op.name == "cast" else (n,)
+    return x.dtype.is_float and n.dtype.is_float and x.dtype.bits < n.dtype.bits
 
 
 def inlining_of(

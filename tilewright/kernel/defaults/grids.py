@@ -18,6 +18,7 @@ from tilewright.ir.value_text import value_text
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.grid_chains import schedule_chain
+from tilewright.kernel.defaults.grid_columns import schedule_columns
 from tilewright.kernel.defaults.grid_convolutions import schedule_convolution
 from tilewright.kernel.defaults.grid_few_sums import schedule_few_sums
 from tilewright.kernel.defaults.grid_lanes import aligned_lanes, vector_lanes
@@ -587,4 +588,5 @@ _SHAPES = (
     _rows,
     schedule_windows,
     schedule_few_sums,
+    schedule_columns,
 )
