@@ -14,7 +14,18 @@ from tilewright.ir.target import Grid, Target
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.library import library_calls, without_library
-from tilewright.kernel.nest import BLOCKS, THREADS, Alloc, Loop, Nest, Path, Stmt, Store, walk
+from tilewright.kernel.nest import (
+    BLOCKS,
+    THREADS,
+    Alloc,
+    Atomic,
+    Loop,
+    Nest,
+    Path,
+    Stmt,
+    Store,
+    walk,
+)
 from tilewright.kernel.threads import launches
 
 # Of an H200: instructions that multiply matrices of 16 bits, by cuBLAS; copies; the cache that all
@@ -80,7 +91,11 @@ class _Launch:
         self.threads = prod(
             max((_size([x.extent]) for x in loops if x.kind == kind), default=1) for kind in THREADS
         )
-        self.stores = [(s, p) for s, p in found if isinstance(s, Store)]
+        self.stores = [
+            (Store(s.stage, s.buffer, s.index, s.value, "add") if isinstance(s, Atomic) else s, p)
+            for s, p in found
+            if isinstance(s, (Store, Atomic))
+        ]
         outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
         self.memory = {
             b.name: b

@@ -278,7 +278,7 @@ def shown(name: str, layers: int, most: int, without: bool) -> None:
     programs = [p for s in sessions for u in s.units for p in u.programs]
     whole = [r for p in programs for r in rows(p, timed.found.get(id(p)))]
     for p in programs:
-        own = [r for r in rows(p, timed.found.get(id(p)))]
+        own = list(rows(p, timed.found.get(id(p))))
         took, least = (sum(r.count * x(r) for r in own) for x in (lambda r: r.each, _floor))
         count = sum(r.count for r in own)
         title = p.details.graph.name

@@ -49,7 +49,8 @@ def schedule_columns(s: Scheduler) -> bool:
     for x in stages:
         if x not in sums and x not in outs:
             s.do(ComputeInline(x.name))
-    if any(not same_places(s, c, [x for x in outs if x is not c]) for c in sums if len(outs) > 1):
+    maps = [x for x in outs if x not in sums]
+    if maps and not same_places(s, sums[0], maps, *sums[1:]):
         return False
     known = [_sizes(s, x.name) for x in sums]
     if known[0] is None or any(x != known[0] for x in known):
@@ -61,9 +62,7 @@ def schedule_columns(s: Scheduler) -> bool:
         if x in outs:
             s.do(CacheWrite(x.name, into))
         own.append(into)
-    loops = {x: _fused(s, x) for x in own}
-    for x in own:
-        _pieces(s, x, *loops[x], columns, rows)
+    _pieces(s, own, {x: _fused(s, x) for x in own}, columns, rows)
     _results(s, own, [x.name for x in outs], columns)
     s.do(Synchronise())
     return True
@@ -100,24 +99,25 @@ def _fused(s: Scheduler, stage: str) -> tuple[str, str]:
     return made[0], made[1]
 
 
-def _pieces(s: Scheduler, stage: str, d: str, r: str, columns: int, rows: int) -> None:
+def _pieces(
+    s: Scheduler, sums: list[str], loops: dict[str, tuple[str, str]], columns: int, rows: int
+) -> None:
     """Sums of pieces of the rows, in a launch of their own."""
     assert s.target.grid is not None
-    lanes = vector_lanes(s, [stage], s.loops(d)[0].var)
+    lanes = min(vector_lanes(s, [x], s.loops(loops[x][0])[0].var) for x in sums)
     while columns % lanes:
         lanes //= 2
     across = _power(columns // lanes, s.target.grid.warp)
     deep, blocks = THREADS // across, columns // lanes // across
-    part, own = f"{stage}_p", f"{stage}_o"
     piece = deep * _turns(rows, deep, BLOCKS * s.target.grid.multiprocessors // blocks)
     if rows <= piece:
-        raise Refused(f"{stage} has too few rows for several blocks")
-    s.do(Split(r, piece))
-    s.do(RFactor(stage, (f"{r}.0",), part))
-    s.do(Relayout(part, "n, p -> p, n"))
-    s.do(CacheWrite(part, own))
-    number, at = (p.name for p in s.path(part))
-    _hosted(s, [own], [number], at, across, lanes)
+        raise Refused(f"{sums[0]} has too few rows for several blocks")
+    for x in sums:
+        s.do(Split(loops[x][1], piece))
+        s.do(RFactor(x, (f"{loops[x][1]}.0",), f"{x}_p"))
+        s.do(Relayout(f"{x}_p", "n, p -> p, n"))
+        s.do(CacheWrite(f"{x}_p", f"{x}_o"))
+    _hosted(s, {f"{x}_p": [f"{x}_o"] for x in sums}, across, lanes)
 
 
 def _turns(rows: int, deep: int, pieces: int) -> int:
@@ -133,27 +133,32 @@ def _power(size: int, most: int) -> int:
     return min(most, size & -size)
 
 
-def _hosted(
-    s: Scheduler, sums: list[str], pieces: list[str], at: str, across: int, lanes: int
-) -> None:
+def _hosted(s: Scheduler, hosts: dict[str, list[str]], across: int, lanes: int) -> None:
     """Blocks of columns of what reads some sums, with these: rows are dealt out to threads, which
-    then combine what they have."""
-    s.do(Split(at, across * lanes))
-    for x in reversed(sums):
-        s.do(ComputeAt(x, f"{at}.0"))
-    for x in sums:
-        _shared(s, x, THREADS // across, lanes)
-    threads = f"{at}.1"
-    if lanes > 1:
-        s.do(Split(threads, lanes))
-        s.do(Vectorize(f"{threads}.1"))
-        threads = f"{threads}.0"
-    s.do(Split(threads, 1))  # one thread of those that have a result stores it
-    s.do(Bind(f"{threads}.0", "thread.x"))
-    s.do(Bind(f"{threads}.1", "thread.y"))
-    for loop in pieces:
-        s.do(Bind(loop, "block.y"))
-    s.do(Bind(f"{at}.0", "block.x"))
+    then combine what they have. Several stages share the blocks."""
+    first, *others = hosts
+    inner = {x: s.path(x)[-1].name for x in hosts}
+    for x, sums in hosts.items():
+        s.do(Split(inner[x], across * lanes))
+        for y in reversed(sums):
+            s.do(ComputeAt(y, f"{inner[x]}.0"))
+    for x in others:
+        s.do(ComputeWith(x, f"{inner[first]}.0"))
+    for x, sums in hosts.items():
+        for y in sums:
+            _shared(s, y, THREADS // across, lanes)
+        threads = f"{inner[x]}.1"
+        if lanes > 1:
+            s.do(Split(threads, lanes))
+            s.do(Vectorize(f"{threads}.1"))
+            threads = f"{threads}.0"
+        s.do(Split(threads, 1))  # one thread of those that have a result stores it
+        s.do(Bind(f"{threads}.0", "thread.x"))
+        s.do(Bind(f"{threads}.1", "thread.y"))
+    outer = s.path(first)[0].name
+    if outer != f"{inner[first]}.0":
+        s.do(Bind(outer, "block.y"))
+    s.do(Bind(f"{inner[first]}.0", "block.x"))
 
 
 def _shared(s: Scheduler, stage: str, deep: int, lanes: int) -> None:
@@ -214,4 +219,4 @@ def _results(s: Scheduler, sums: list[str], outs: list[str], columns: int) -> No
     (at,) = (p.name for p in s.path(outs[0]))
     for x in outs[1:]:
         s.do(ComputeWith(x, at))
-    _hosted(s, sums, [], at, _power(columns, s.target.grid.warp), 1)
+    _hosted(s, {outs[0]: sums}, _power(columns, s.target.grid.warp), 1)

@@ -106,9 +106,9 @@ def _ways(
     return [*first, *of_threads]
 
 
-def same_places(s: Scheduler, c: Stage, outs: list[Stage]) -> bool:
-    """Does each result depend on the sum, and on other results, at its own place?"""
-    made = {c.name, *(x.name for x in outs)}
+def same_places(s: Scheduler, c: Stage, outs: list[Stage], *others: Stage) -> bool:
+    """Does each result depend on the sum (or on others), and on other results, at its own place?"""
+    made = {x.name for x in (c, *others, *outs)}
     extents = [[p.extent for p in s.path(x.name)] for x in outs]
     if any(x != extents[0] for x in extents):
         return False
