@@ -13,7 +13,7 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -205,6 +205,16 @@ def idle_machine(target: Target) -> tuple[Idle, Machine]:
 
 
 @contextmanager
+def idly(m: pytest.MonkeyPatch) -> Iterator[None]:
+    """Code is emitted, and neither assembled nor cached."""
+    m.setenv("TILEWRIGHT_COMPILE_PROCESSES", "0")
+    m.setenv("TILEWRIGHT_CACHE", "off")
+    m.setattr(stages, "assembly", lambda text, target: "")
+    m.setattr(program, "cached_ptx", lambda text, target: "")
+    yield
+
+
+@contextmanager
 def counted() -> Iterator[Counter[str]]:
     """What the host does meanwhile: graphs that it launches, launches one by one, nodes of graphs
     that get other addresses, and torch's operators."""
@@ -245,12 +255,8 @@ def shortened(module: nn.Module, layers: int) -> nn.Module:
 def shown(name: str, layers: int, most: int, without: bool) -> None:
     module, inputs = MODELS[name](torch.device("cpu" if without else "cuda"))
     module = shortened(module, layers) if layers else module
-    with pytest.MonkeyPatch.context() as m:
+    with pytest.MonkeyPatch.context() as m, idly(m) if without else nullcontext():
         if without:
-            m.setenv("TILEWRIGHT_COMPILE_PROCESSES", "0")
-            m.setenv("TILEWRIGHT_CACHE", "off")
-            m.setattr(stages, "assembly", lambda text, target: "")
-            m.setattr(program, "cached_ptx", lambda text, target: "")
             _, machine = idle_machine(targets.get("cuda:90"))
             fast = on_fake_gpu(module, machine, strict=True, choose="default")
         else:

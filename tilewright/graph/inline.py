@@ -148,15 +148,34 @@ class Inlining:
             return True  # whoever stores it, fewer bytes are stored and loaded without it
         if len(self.users[n]) < 2:
             return self.is_summed_up(n)
-        cost, bytes_in = f.flops, 0
-        for x in n.inputs:
-            if self.in_memory(x, n):
-                bytes_in += 0 if is_scalar_constant(x) else guess(nbytes(x.ttype))
-            elif x not in self.inlined or self.facts[x].kind == "view":
-                return False
-            else:
-                cost += self.facts[x].flops
-        return cost <= self.cheap and bytes_in <= guess(nbytes(n.ttype))
+        found = self.made_of(n)
+        if found is None:
+            return False
+        self.inlined |= found  # what it is made of, too
+        return True
+
+    def made_of(self, n: Node) -> set[Node] | None:
+        """The maps between a map and what is in memory, each read by this one alone or inlined
+        already; None where they cost more than a load."""
+        cost, bytes_in = 0, 0
+        found: set[Node] = set()
+        waiting = [n]
+        while waiting:
+            y = waiting.pop()
+            cost += 0 if is_widened(y) else self.facts[y].flops
+            for x in y.inputs:
+                if self.in_memory(x, n):
+                    bytes_in += 0 if is_scalar_constant(x) else guess(nbytes(x.ttype))
+                elif self.facts[x].kind != "map" or x in self.apart or x in self.stored:
+                    return None
+                elif x not in self.inlined and len(self.users[x]) > 1:
+                    return None
+                else:
+                    waiting.append(x)
+                    found.add(x)
+            if cost > self.cheap:
+                return None
+        return found if bytes_in <= guess(nbytes(n.ttype)) else None
 
     def is_summed_up(self, n: Node) -> bool:
         """Is its only reader a sum of columns, in a kernel of its own? Then that makes it: along

@@ -249,10 +249,12 @@ def _block_per_row(
         if o != host:
             if not s.attempt(ComputeWith(o, at)):
                 # What only this output reads stands between the two: it goes into its loop first.
-                for x in reversed(inner):
-                    if _readers(s, x.name) == {o, x.name}:
-                        s.do(ComputeAt(x.name, s.path(o)[0].name))
-                        placed.add(x.name)
+                own = {o}
+                for x in (*(x.name for x in reversed(inner)), *copies):
+                    if x not in placed and _readers(s, x) <= {x, *own}:
+                        s.do(ComputeAt(x, s.path(o)[0].name))
+                        own.add(x)
+                placed |= own
                 s.do(ComputeWith(o, at))
             at = s.path(host)[0].name
     sums = [x.name for x in inner if x.is_reduce]
