@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tilewright.ir import dim as D
 from tilewright.ir.expr import loads
 from tilewright.ir.types import f32, f64
 from tilewright.kernel.nest import Atomic, Loop, Nest, Stmt, Store, on_loops
@@ -33,7 +34,8 @@ class AddAtomically(Step):
         assert isinstance(inner, Loop)
         for x in (outer, inner):
             self.need(x.kind == "serial", f"{x.name} is already {x.kind}")
-        self.need(isinstance(inner.extent, int), f"{self.inner} has no constant extent")
+        bounded = D.bounds(inner.extent)[1] < D.INF
+        self.need(bounded, f"{self.inner} has no constant bound for its threads", "Split first")
         self.need(len(inner.body) == 1, f"{self.inner} does more than one addition")
         s = inner.body[0]
         self.need(isinstance(s, Store) and s.combine == "add", f"{self.inner} is no addition")
