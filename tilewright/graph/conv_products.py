@@ -56,12 +56,15 @@ class ConvProducts(Pass, needs=("ChannelsLast",), before=("SinkReshapes",), roun
     def product_of(self, n: Node) -> Node | None:
         """The same as a product, or None where it is no convolution that becomes one."""
         op = n.op
-        known = all(isinstance(d, int) for x in (n, *n.inputs) for d in x.type.shape)
-        if not known or not n.inputs or n.inputs[0].dtype.name not in self.dtypes:
+        kind = op.op if isinstance(op, Arranged) else op
+        if not isinstance(kind, (ConvValid, ConvWeightValid)) or kind.groups != 1:
+            return None
+        known = all(isinstance(d, int) for x in (n, *n.inputs) for d in x.shape)
+        if not known or n.inputs[0].dtype.name not in self.dtypes:
             return None
         if isinstance(op, ConvWeightValid):
-            return self.weight_product(n, op) if op.groups == 1 else None
-        if not isinstance(op, Arranged) or not isinstance(op.op, ConvValid) or op.op.groups != 1:
+            return self.weight_product(n, op)
+        if not isinstance(op, Arranged) or not isinstance(op.op, ConvValid):
             return None
         last = order_of(n.rank)
         if op.operands != (last, tuple(range(n.rank))) or op.result != last:

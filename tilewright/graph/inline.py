@@ -14,6 +14,7 @@ from tilewright.graph.cluster import Why
 from tilewright.graph.regions import Read, is_scalar_constant, misaligned, trace
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Item, Node
+from tilewright.ir.types import TupleType
 
 _CONJUNCTIONS = ("bitwise_and", "logical_and")
 
@@ -142,7 +143,7 @@ class Inlining:
         load."""
         if f.kind != "map" or n in self.apart or n in self.results or n in self.stored:
             return False
-        if not all(self.computes(u) for u in self.users[n]):
+        if isinstance(n.type, TupleType) or not all(self.computes(u) for u in self.users[n]):
             return False
         if is_widened(n):
             return True  # whoever stores it, fewer bytes are stored and loaded without it
@@ -184,7 +185,8 @@ class Inlining:
             (n,) = self.users[n]
             f = self.facts[n]
             if f.kind != "view":
-                return f.kind == "reduce" and f.outer is None and n.rank > 0
+                tuples = isinstance(n.type, TupleType)
+                return f.kind == "reduce" and f.outer is None and not tuples and n.rank > 0
         return False
 
     def in_memory(self, x: Node, reader: Node) -> bool:
@@ -195,8 +197,9 @@ class Inlining:
         f = self.facts[x]
         if f.kind == "source" or x in self.results:
             return True
-        other = guess(x.ttype.size) != guess(reader.ttype.size)
-        return f.kind == "reduce" and f.outer is None and other
+        if f.kind != "reduce" or f.outer is not None or isinstance(x.type, TupleType):
+            return False
+        return guess(x.ttype.size) != guess(reader.ttype.size)
 
     def computes(self, n: Node) -> bool:
         """Would this reader, or the readers of this view, compute an operand themselves?"""
@@ -213,7 +216,9 @@ class Inlining:
 
 def is_widened(n: Node) -> bool:
     """Is it a narrow float as a wider one?"""
-    (x,) = n.inputs if len(n.inputs) == 1 and n.op.name == "cast" else (n,)
+    if n.op.name != "cast" or len(n.inputs) != 1:
+        return False
+    (x,) = n.inputs
     return x.dtype.is_float and n.dtype.is_float and x.dtype.bits < n.dtype.bits
 
 

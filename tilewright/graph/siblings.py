@@ -59,7 +59,8 @@ class Siblings:
         """Those that have the same one read p in the same way; None where others have no part."""
         if region.kind == "map" and same_index(r.axes, p.shape, region.domain):
             return region.domain
-        columns = region.kind == "column" and n is region.anchor and n.rank > 0
-        if columns and self.target.grid is not None and self.facts[n].outer is None:
-            return n.shape, self.facts[n].domain, tuple(r.axes)
-        return None
+        if region.kind != "column" or n is not region.anchor or isinstance(n.type, TupleType):
+            return None
+        if self.target.grid is None or n.rank == 0 or self.facts[n].outer is not None:
+            return None
+        return n.shape, self.facts[n].domain, tuple(r.axes)
