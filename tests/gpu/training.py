@@ -242,13 +242,12 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def shortened(module: nn.Module, layers: int) -> nn.Module:
-    """The model with so many layers of each list of them."""
+    """The model with so many layers of each list of them; stages, which differ, stay."""
     for name, part in list(module.named_modules()):
-        lists = isinstance(part, nn.ModuleList) or type(part) is nn.Sequential
-        if lists and len(part) > layers and len({type(x) for x in part}) == 1:
-            parent = module.get_submodule(name.rpartition(".")[0])
-            if not name.endswith("stages"):
-                setattr(parent, name.rpartition(".")[2], part[:layers])
+        where, _, own = name.rpartition(".")
+        if isinstance(part, (nn.ModuleList, nn.Sequential)) and own in ("layer", "layers"):
+            if own == "layers" or isinstance(part, nn.ModuleList):
+                setattr(module.get_submodule(where), own, part[:layers])
     return module
 
 

@@ -164,7 +164,7 @@ class Inlining:
         while waiting:
             y = waiting.pop()
             cost += 0 if is_widened(y) else self.facts[y].flops
-            for x in y.inputs:
+            for x in map(self.renamed_value, y.inputs):
                 if self.in_memory(x, n):
                     bytes_in += 0 if is_scalar_constant(x) else guess(nbytes(x.ttype))
                 elif self.facts[x].kind != "map" or x in self.apart or x in self.stored:
@@ -192,14 +192,19 @@ class Inlining:
     def in_memory(self, x: Node, reader: Node) -> bool:
         """Is a value stored whatever clusters there will be: an input, a result, a reduction that
         something larger reads, whose kernel is another one?"""
-        while self.facts[x].reshape:
-            x = x.inputs[0]
         f = self.facts[x]
         if f.kind == "source" or x in self.results:
             return True
-        if f.kind != "reduce" or f.outer is not None or isinstance(x.type, TupleType):
+        if isinstance(x.type, TupleType) or guess(x.ttype.size) >= guess(reader.ttype.size):
             return False
-        return guess(x.ttype.size) != guess(reader.ttype.size)
+        if f.kind == "map" and x.inputs:  # of such a reduction, and as small
+            return all(self.in_memory(self.renamed_value(y), reader) for y in x.inputs)
+        return f.kind == "reduce" and f.outer is None
+
+    def renamed_value(self, x: Node) -> Node:
+        while self.facts[x].reshape:
+            x = x.inputs[0]
+        return x
 
     def computes(self, n: Node) -> bool:
         """Would this reader, or the readers of this view, compute an operand themselves?"""

@@ -6,7 +6,6 @@ last, as convolutions read and write them, and nothing is turned twice on its wa
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,24 +34,30 @@ def keep_images(captured: Captured, names: Sequence[str], given: int, target: Ta
     """Of results, the first `given` are the caller's; `names` are torch's of all of them."""
     if len(captured.steps) != 1 or not isinstance(segment := captured.steps[0], Segment):
         return Kept(captured)  # what runs between segments may count on strides
-    slots = Counter(r.slot for r in captured.results if isinstance(r, (Same, View)))
+    slots = {r.slot for r in captured.results[:given] if isinstance(r, (Same, View))}
     slots.update(new for _, new in captured.mutated)
-    own = {r.slot for r in captured.results[given:] if isinstance(r, Same) and slots[r.slot] == 1}
-    free = [b.slot in own and _is_plain(b) for b in segment.buffers]
+    whole = {b.slot: (b.shape, b.stride, 0) for b in segment.buffers}
+    for r in captured.results[given:]:
+        if isinstance(r, View) and (r.shape, r.stride, r.offset) != whole.get(r.slot):
+            slots.add(r.slot)  # a part of it
+    free = [b.slot not in slots and _is_plain(b) for b in segment.buffers]
     if not any(free):
         return Kept(captured)
     outputs, buffers = list(segment.graph.outputs), list(segment.buffers)
     last = stored_last(segment.graph, target)
+    now: dict[str, Strides] = {}
     for k, b in enumerate(buffers):
         if free[k] and last[k]:
             outputs[k] = permute(outputs[k], order_of(outputs[k].rank))
-            buffers[k] = replace(b, stride=_last(b.shape))
+            now[b.slot] = _last(b.shape)
+            buffers[k] = replace(b, stride=now[b.slot])
     graph = segment.graph.with_outputs(outputs, {})
     made = replace(segment, graph=graph, buffers=tuple(buffers))
-    now = {b.slot: b.stride for b in buffers}
-    pairs = zip(names, captured.results, strict=True)
-    strides = {n: now[r.slot] for n, r in pairs if isinstance(r, Same) and r.slot in own}
-    return Kept(replace(captured, steps=(made,)), strides)
+    results, strides = list(captured.results), {}
+    for k, (name, r) in enumerate(zip(names, captured.results, strict=True)):
+        if isinstance(r, (Same, View)) and r.slot in now:
+            results[k], strides[name] = Same(r.slot), now[r.slot]
+    return Kept(replace(captured, steps=(made,), results=tuple(results)), strides)
 
 
 def _is_plain(b: Buffer) -> bool:
