@@ -193,7 +193,7 @@ class Inlining:
         """Is a value stored whatever clusters there will be: an input, a result, a reduction that
         something larger reads, whose kernel is another one?"""
         f = self.facts[x]
-        if f.kind == "source" or x in self.results:
+        if f.kind == "source" or x in self.results or is_scalar_constant(x):
             return True
         if isinstance(x.type, TupleType) or guess(x.ttype.size) >= guess(reader.ttype.size):
             return False
