@@ -15,6 +15,7 @@ from tilewright.graph.regions import Read, is_scalar_constant, misaligned, trace
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Item, Node
 from tilewright.ir.types import TupleType
+from tilewright.ops.views import Permute
 
 _CONJUNCTIONS = ("bitwise_and", "logical_and")
 
@@ -166,7 +167,7 @@ class Inlining:
             cost += 0 if is_widened(y) else self.facts[y].flops
             for x in map(self.renamed_value, y.inputs):
                 if self.in_memory(x, n):
-                    bytes_in += 0 if is_scalar_constant(x) else guess(nbytes(x.ttype))
+                    bytes_in += 0 if self.without_memory(x) else guess(nbytes(x.ttype))
                 elif self.facts[x].kind != "map" or x in self.apart or x in self.stored:
                     return None
                 elif x not in self.inlined and len(self.users[x]) > 1:
@@ -193,7 +194,7 @@ class Inlining:
         """Is a value stored whatever clusters there will be: an input, a result, a reduction that
         something larger reads, whose kernel is another one?"""
         f = self.facts[x]
-        if f.kind == "source" or x in self.results or is_scalar_constant(x):
+        if f.kind == "source" or x in self.results or self.without_memory(x):
             return True
         if isinstance(x.type, TupleType) or guess(x.ttype.size) >= guess(reader.ttype.size):
             return False
@@ -202,7 +203,8 @@ class Inlining:
         return f.kind == "reduce" and f.outer is None
 
     def renamed_value(self, x: Node) -> Node:
-        while self.facts[x].reshape:
+        """What a value is only another shape of: the same elements in the same order."""
+        while self.facts[x].reshape or is_same_order(x):
             x = x.inputs[0]
         return x
 
@@ -217,6 +219,14 @@ class Inlining:
             elif kind not in ("map", "reduce"):
                 return False
         return True
+
+
+def is_same_order(n: Node) -> bool:
+    """Are only axes of one element in other places?"""
+    if not isinstance(n.op, Permute):
+        return False
+    moved = [k for k in n.op.perm if n.inputs[0].shape[k] != 1]
+    return moved == sorted(moved)
 
 
 def is_widened(n: Node) -> bool:
