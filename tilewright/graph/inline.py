@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from math import prod
 
 from tilewright.graph.classify import Facts, guess, nbytes
 from tilewright.graph.cluster import Why
@@ -180,14 +181,17 @@ class Inlining:
         return found if bytes_in <= guess(nbytes(n.ttype)) else None
 
     def is_summed_up(self, n: Node) -> bool:
-        """Is its only reader a sum of columns, in a kernel of its own? Then that makes it: along
-        with what it is made of it would be stored and loaded again."""
+        """Is its only reader a sum of columns, in a kernel of its own, which reads each element
+        once? Then that makes it: along with what it is made of it would be stored and loaded
+        again."""
+        size = guess(n.ttype.size)
         while len(self.users[n]) == 1 and n not in self.results:
             (n,) = self.users[n]
             f = self.facts[n]
             if f.kind != "view":
-                tuples = isinstance(n.type, TupleType)
-                return f.kind == "reduce" and f.outer is None and not tuples and n.rank > 0
+                if f.kind != "reduce" or f.outer is not None or isinstance(n.type, TupleType):
+                    return False
+                return n.rank > 0 and prod(map(guess, f.domain)) == size
         return False
 
     def in_memory(self, x: Node, reader: Node) -> bool:

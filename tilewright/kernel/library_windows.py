@@ -18,6 +18,10 @@ from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Path
 
 
+# What may be either is a convolution, unless that has so many times the taps of a gradient.
+FEWER = 4
+
+
 @dataclass(frozen=True)
 class View:
     """Elements of a buffer: the place of the first one, and the distance of neighbours along each
@@ -78,14 +82,15 @@ def window_call(region: Summed) -> LibraryCall | None:
     for apart in (False, True):
         kinds = [k(region, image, apart) for image in (0, 1) for k in (_Windows, _WeightGradient)]
         found = [call for k in kinds if (call := k.call()) is not None]
-        if found:  # each is the other with windows for kernels, which are the smaller ones
+        if found:  # each is the other with windows for kernels, which are much smaller
             return min(found, key=_taps)
     return None
 
 
 def _taps(call: LibraryCall) -> int:
-    kernel = call.views[2 if call.function == "weight gradient" else 1]
-    return D.bounds(prod(kernel.shape[2:]))[1]
+    gradient = call.function == "weight gradient"
+    kernel = call.views[2 if gradient else 1]
+    return D.bounds(prod(kernel.shape[2:]))[1] * (FEWER if gradient else 1)
 
 
 class _Windows:
