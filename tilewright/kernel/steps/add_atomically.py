@@ -18,7 +18,7 @@ class AddAtomically(Step):
 
     for i.0 in 4:                       block.x i.0 in 4:
       for i.1 in 256:                     thread.x i.1 in 256:
-        y[at[256*i.0+i.1]] += x[…]          y: atomic add relaxed y[at[256*i.0+i.1]], x[…]
+        y[at[256*i.0+i.1]] += x[…]          y: add relaxed y[at[256*i.0+i.1]] with x[…]
     """
 
     loop: str
