@@ -79,6 +79,7 @@ NOT_NATIVE += (
     "delay",
     "hasten",
     "take-turns",
+    "add-atomically",
 )
 
 
