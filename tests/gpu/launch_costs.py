@@ -213,4 +213,4 @@ def _functions(v: Value) -> int:
 
 
 def _symbols(v: object) -> set[Sym]:
-    return v.symbols() if isinstance(v, Value) else set()
+    return set(v.symbols()) if isinstance(v, Value) else set()

@@ -39,6 +39,7 @@ from tilewright.kernel.text import parse_group
 from tilewright.runtime.cuda import program
 from tilewright.runtime.cuda.device import describe
 from tilewright.runtime.cuda.driver import Driver, available
+from tilewright.runtime.cuda.image import Work
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.module import Launcher
 from tilewright.runtime.cuda.plan import Planned, PlannedCall
@@ -170,6 +171,7 @@ def _names(p: CudaProgram) -> list[str]:
     """Of each launch of a program: its kernel, and its number there."""
     out: list[str] = []
     for a in p._entries[p.data.entry].actions:
+        assert isinstance(a, Work), "a step branches on data"
         image = p.code.images[a.symbol]
         out += [f"{a.symbol} {k}" for k in range(len(image.calls) + len(image.launches))]
     return out

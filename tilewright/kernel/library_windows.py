@@ -17,7 +17,6 @@ from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Path
 
-
 # What may be either is a convolution, unless that has so many times the taps of a gradient.
 FEWER = 4
 
