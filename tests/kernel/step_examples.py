@@ -32,6 +32,14 @@ group grid
   out y: f32[8,6]
   y[y.i0,y.i1] = exp(x[y.i0,y.i1]) for y.i0 in 8, y.i1 in 6
 """
+SCATTERED = """
+group scattered
+  in x: f32[24]
+  in at: i64[24]
+  in z: f32[5]
+  out y: f32[5]
+  y[${max(min(at[y.i0], 4:i64), 0:i64)}] add= x[y.i0] for y.i0 in 24 in order from z[y.init.i0]
+"""
 SYMBOLIC = """
 group symbolic where n: 1..
   in x: f32[n]
@@ -488,6 +496,7 @@ EXAMPLES = {
     "mirror": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Mirror('y.i0.0', 10)"),
     "backwards": (TRIANGLE, "Trim('s.r0')", "Backwards('s.r0')"),
     "walk": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Walk('y.i0.0', 4)"),
+    "add-atomically": (SCATTERED, "Split('y.i0', 8)", "AddAtomically('y.i0.0', 'y.i0.1')"),
     "prefetch": (SUM, "", "Prefetch('x', 's.i0', 2)"),
     "prefetch-sums": (SUM, "Split('s.r0', 8)\nReorder(('s.r0.0', 's.i0', 's.r0.1'))", SUMS_AHEAD),
     "prefetch-over": (SUM, "Split('s.r0', 32)", "Prefetch('x', 's.i0', 1, 's.r0.0')"),

@@ -135,7 +135,7 @@ for c.h in 2, c.i in 1, c.j in 16, c.k in 4096 from 0.0
     nest = scheduled(g)
     judge(g, nest, {}, bf16)
     first = emit_kernels(legalise(nest, GPU), GPU).launches[0]
-    assert first.blocks == (1, 256, 1), "each of the pieces has 16 products"
+    assert first.blocks == (1, 64, 1), "as many pieces as a piece has products"
 
 
 def test_reads_that_wait_for_each_other_begin_with_the_row() -> None:

@@ -86,6 +86,7 @@ NOT_NATIVE += (
     "delay",
     "hasten",
     "take-turns",
+    "add-atomically",
 )
 
 
