@@ -248,6 +248,13 @@ check: Knob[bool] = Knob(
     "1 runs the named checks of each level between passes",
     _show_bool,
 )
+plain_capture: Knob[bool] = Knob(
+    "TILEWRIGHT_PLAIN_CAPTURE",
+    lambda: True,
+    _parse_bool,
+    "take graphs without gradients and changes in place from Dynamo, past AOTAutograd: sooner there",
+    _show_bool,
+)
 checks: Knob[bool] = Knob(
     "TILEWRIGHT_CHECK_DATA",
     lambda: True,
