@@ -166,6 +166,8 @@ def test_who_gives_no_answer_is_out(tmp_path: Path) -> None:
 class Inside:
     """A worker in this very process."""
 
+    patience = 1.0
+
     def __init__(self, common: dict[str, Any], *_: object) -> None:
         self.common, self.worker = common, Worker()
 

@@ -252,7 +252,7 @@ plain_capture: Knob[bool] = Knob(
     "TILEWRIGHT_PLAIN_CAPTURE",
     lambda: True,
     _parse_bool,
-    "take graphs without gradients and changes in place from Dynamo, past AOTAutograd: sooner there",
+    "0 passes all graphs to AOTAutograd, also those without gradients and changes in place",
     _show_bool,
 )
 checks: Knob[bool] = Knob(

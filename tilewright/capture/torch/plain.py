@@ -8,6 +8,7 @@ nothing of the kind, one run that writes down the operators gives the same graph
 from __future__ import annotations
 
 import operator
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -22,20 +23,22 @@ from torch.utils import _pytree as pytree
 
 from tilewright.capture.torch.decompositions import decompositions
 
-# Functions of Python that change their first argument.
+# Functions of Python that change their first argument, and those that do not.
 _CHANGING = {
-    getattr(operator, name)
-    for name in "setitem delitem iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow "
-    "irshift isub itruediv ixor".split()
+    getattr(operator, f"i{name}"): getattr(operator, f"{name}_" if name in ("and", "or") else name)
+    for name in "add and floordiv lshift mod mul or pow rshift sub truediv xor".split()
 }
+_NEVER = {operator.setitem, operator.delitem, operator.iconcat, operator.imatmul}
 
 
 def plain_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     """The operators of what Dynamo captured, as AOTAutograd would pass them on. None: it has to."""
     context = TracingContext.try_get()
-    mode = context.fake_mode if context is not None else None
     inputs = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")]
-    if mode is None or not all(map(_is_plain, inputs)) or not _changes_nothing(gm):
+    if context is None or not inputs or not all(map(_is_plain, inputs)):
+        return None
+    changing = _changing(gm)
+    if changing is None or not all(_is_last(n, gm) for n in changing):
         return None
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         return None
@@ -44,13 +47,18 @@ def plain_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
 
     def run(*args: Any) -> Any:
         with traceback.preserve_node_meta():
-            return torch.fx.Interpreter(gm).run(*args)
+            return _Interpreter(gm).run(*args)
 
+    # Dynamo's tensors are of a mode that it has put away; nothing here changes them.
+    mode, theirs = inputs[0].fake_mode, context.fake_mode
+    context.fake_mode = mode
     try:
         with preserve_rng_state(), mode, enable_python_dispatcher():
             made = make_fx(run, decompositions())(*inputs)
     except Exception:  # AOTAutograd says what is wrong, in its own words
         return None
+    finally:
+        context.fake_mode = theirs
     made.graph.eliminate_dead_code()
     return made if _is_own(made, inputs) else None
 
@@ -73,21 +81,65 @@ def _is_plain(x: Any) -> bool:
     )
 
 
-def _changes_nothing(gm: torch.fx.GraphModule) -> bool:
-    """As far as names tell; what operators say of themselves is looked at later."""
+class _Interpreter(torch.fx.Interpreter):
+    """Runs a graph without changes in place, which nobody else sees."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs.get("inplace"):
+            kwargs = {**kwargs, "inplace": False}
+        return super().call_function(_CHANGING.get(target, target), args, kwargs)
+
+
+def _changing(gm: torch.fx.GraphModule) -> list[torch.fx.Node] | None:
+    """Calls that change their first argument and may be others that do not; None where something
+    else changes, as far as names tell. What operators say of themselves is looked at later."""
+    found = []
     for n in gm.graph.nodes:
-        name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
         if n.op in ("placeholder", "output"):
             continue
         if n.op not in ("call_function", "call_method"):
-            return False
-        if n.target in _CHANGING or isinstance(n.target, torch._ops.HigherOrderOperator):
-            return False
-        if name.endswith("_") and not name.endswith("__"):
-            return False
-        if n.kwargs.get("inplace") or n.kwargs.get("out") is not None:
-            return False
-    return True
+            return None
+        if n.target in _NEVER or isinstance(n.target, torch._ops.HigherOrderOperator):
+            return None
+        name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
+        own = getattr(n.target, "__module__", "") == operator.add.__module__  # and_ changes nothing
+        if name.endswith("_") and not name.endswith("__") and not own:
+            return None
+        if n.kwargs.get("out") is not None:
+            return None
+        if n.target in _CHANGING or n.kwargs.get("inplace"):
+            found.append(n)
+    return found
+
+
+def _is_last(n: torch.fx.Node, gm: torch.fx.GraphModule) -> bool:
+    """Is what a call changes of its own kind, and read by nobody afterwards but through its
+    result?"""
+    before, after = n.args[0], n.meta.get("example_value")
+    if not isinstance(before, torch.fx.Node) or not isinstance(after, FakeTensor):
+        return False
+    was = before.meta.get("example_value")
+    others = [x.meta.get("example_value") if isinstance(x, torch.fx.Node) else x for x in n.args]
+    if not _is_plain(was) or not all(_fits(x, was) for x in others[1:]):
+        return False
+    place, nodes = _storage(was), iter(gm.graph.nodes)
+    holders = set[torch.fx.Node]()
+    for m in takewhile(lambda m: m is not n, nodes):
+        if any(_storage(x) == place for x in _tensors(m.meta.get("example_value"))):
+            holders.add(m)
+    changed = any(m.op == "placeholder" for m in holders)
+    return not changed and all(holders.isdisjoint(m.all_input_nodes) for m in nodes)
+
+
+def _tensors(x: Any) -> list[torch.Tensor]:
+    return [y for y in pytree.tree_leaves(x) if isinstance(y, torch.Tensor)]
+
+
+def _fits(x: Any, to: torch.Tensor) -> bool:
+    """Does an operation with it give a tensor of the same dtype and shape?"""
+    if isinstance(x, torch.Tensor):
+        return x.dtype == to.dtype and torch.broadcast_shapes(x.shape, to.shape) == to.shape
+    return isinstance(x, (bool, int)) or (isinstance(x, float) and to.is_floating_point())
 
 
 def _is_own(gm: torch.fx.GraphModule, inputs: list[Any]) -> bool:

@@ -21,6 +21,7 @@ from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch._dynamo.exc import Unsupported as CannotCapture
 from torch.utils import _pytree as pytree
 
+from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.places import place_in_frames
@@ -209,7 +210,7 @@ class Compiled:
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._owner is not None:
             self._owner.watch()
-        with traceable():
+        with traceable(), garbage_waits():
             out = self._slow(self.original, args, kwargs)
         if self._owner is not None:
             readers = [r for u in self.units for r in u.readers()]

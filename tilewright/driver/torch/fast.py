@@ -46,6 +46,10 @@ MOST_RUNS = 8
 NAMED_LIMIT = 32
 
 
+# Tensors, and those from which values are derived: are they looked at before every call?
+Hold = Callable[[Sequence[torch.Tensor], Sequence[int]], bool]
+
+
 class Program(Protocol):
     """A compiled graph over addresses of contiguous memory."""
 
@@ -137,11 +141,12 @@ def direct_call(
     given: Sequence[str | torch.Tensor],
     form: str,
     weights: BoundWeights | None,
+    hold: Hold,
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
     """The same of the arguments of a user's call, `args` and `kwargs`: `given` has a tensor that
     never changes or an expression for each argument of the graph, `form` says what is returned,
-    with `{0}` for the first result."""
-    return _Writer(captured, program, device, given, weights).of_call(form)
+    with `{0}` for the first result. `hold` may promise that weights are watched elsewhere."""
+    return _Writer(captured, program, device, given, weights).of_call(form, hold)
 
 
 class _Writer:
@@ -185,8 +190,12 @@ class _Writer:
         ]
         return self._made("args, given=None", lines)
 
-    def of_call(self, form: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    def of_call(self, form: str, hold: Hold) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         assert self.given is not None and not self.captured.mutated
+        held = [self.given[k] for k in self.reads[: self.weights]]
+        tensors = [x for x in held if isinstance(x, torch.Tensor)]
+        if tensors and len(tensors) == len(held) and hold(tensors, self.program.weights):
+            self.names["bind"] = self.names["bind"].again
         lines = []
         for k, what in enumerate(self.given):
             if isinstance(what, str):

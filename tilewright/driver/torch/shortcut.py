@@ -60,7 +60,7 @@ def shortcut(
     given = [_given(s, x, unchanged, seen) for s, x in zip(sources, taken, strict=True)]
     if form is None or any(x is None for x in given):
         return None
-    return unit.of_call([x for x in given if x is not None], form)
+    return unit.of_call([x for x in given if x is not None], form, unchanged.hold)
 
 
 def _is_harmless(code: types.CodeType) -> bool:

@@ -14,7 +14,7 @@ import ctypes
 import gc
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -80,8 +80,7 @@ class Unchanged:
     def __init__(self, guards: _Guards, found: _Found, scope: Mapping[str, Any]) -> None:
         self.sources = frozenset(guards.inside)
         self._keeps = found.keeps  # objects that live stay where they are
-        self._table = np.array(found.words, np.uint64)
-        self._pairs, self._count = self._table.ctypes.data, len(found.words)
+        self._look_at(np.array(found.words, np.uint64))
         self._differ, self._rest = _differ(), guards.rest.check
         self._own, self._others = frozenset(guards.own), None
         if guards.own and guards.others:
@@ -93,6 +92,27 @@ class Unchanged:
         if self._differ(self._pairs, self._count) or not self._rest(seen):
             return False
         return self._others is None or self._own.isdisjoint(map(id, self._others(seen)))
+
+    def hold(self, tensors: Sequence[torch.Tensor], derives: Collection[int]) -> bool:
+        """From now on the memory of these tensors, which guards look at, has to be what it was too,
+        and of some of them its content. False where that cannot be seen."""
+        places, to_data = find_places(), storage_data()
+        if places is None or to_data < 0:
+            return False
+        words = _Found()
+        for k, x in enumerate(tensors):
+            words.at(_word(x._cdata + places.storage) + to_data)
+            if k in derives:
+                counter = _word(x._cdata + places.counter)
+                if not counter or x.is_inference():  # changes are not counted
+                    return False
+                words.at(x._cdata + places.counter)
+                words.at(counter + places.version // _WORD * _WORD)
+        self._look_at(np.concatenate([self._table, np.array(words.words, np.uint64)]))
+        return True
+
+    def _look_at(self, table: np.ndarray) -> None:
+        self._table, self._pairs, self._count = table, table.ctypes.data, len(table)
 
     @staticmethod
     def of(root: Any, seen: dict[str, Any], scope: Mapping[str, Any]) -> Unchanged | None:
@@ -167,24 +187,24 @@ class _Found:
         elif isinstance(value, torch.Tensor):
             self._tensor(value)
         elif isinstance(value, list):
-            self._word(id(value) + _SIZE)
-            self._word(id(value) + _ITEMS)
+            self.at(id(value) + _SIZE)
+            self.at(id(value) + _ITEMS)
             start = _word(id(value) + _ITEMS)
             for k in range(len(value)):
-                self._word(start + k * _WORD)
+                self.at(start + k * _WORD)
             self.keeps += value  # or another could come to lie where one was
         elif isinstance(value, types.CellType):
-            self._word(id(value) + _CONTENTS)
+            self.at(id(value) + _CONTENTS)
             self.keeps.append(value.cell_contents)
         else:
             self._object(value)
 
     def _object(self, value: Any) -> None:
-        self._word(id(value) + _TYPE)
+        self.at(id(value) + _TYPE)
         own = vars(value)  # an error where it has none
         self._dictionary(own)
         where = type(value).__dictoffset__
-        self._word(id(value) + (where if where > 0 else _DICTIONARY), id(own))
+        self.at(id(value) + (where if where > 0 else _DICTIONARY), id(own))
         self.add(type(value))
         if isinstance(value, nn.Module):
             for name in ("_parameters", "_buffers", "_modules"):
@@ -199,24 +219,24 @@ class _Found:
         if value.__kwdefaults__ is not None:
             self.add(value.__kwdefaults__)
         start = id(value) + function_words()
-        self._word(start, id(value.__code__))
+        self.at(start, id(value.__code__))
         for k in range(1, _FUNCTION - 1):
-            self._word(start + k * _WORD)
-        self._word(start + (_FUNCTION - 1) * _WORD, id(own))
+            self.at(start + k * _WORD)
+        self.at(start + (_FUNCTION - 1) * _WORD, id(own))
 
     def _dictionary(self, value: dict[Any, Any]) -> None:
         if id(value) + 1 not in self._known:  # an object's own, or one that guards look at
             self._known.add(id(value) + 1)
             self.keeps.append(value)
-            self._word(id(value) + _CHANGES)
+            self.at(id(value) + _CHANGES)
 
     def _tensor(self, value: torch.Tensor) -> None:
         if value.dim() > _MOST_AXES or type(value) not in (torch.Tensor, nn.Parameter):
             raise ValueError("this tensor cannot be watched")
         for k in tensor_words():
-            self._word(value._cdata + k)
+            self.at(value._cdata + k)
 
-    def _word(self, address: int, expected: int | None = None) -> None:
+    def at(self, address: int, expected: int | None = None) -> None:
         word = _word(address)
         if expected is not None and word != expected:
             raise ValueError("this object is laid out in another way")
@@ -279,11 +299,11 @@ def tensor_words() -> tuple[int, ...]:
     places = find_places()
     if places is None:
         return ()
-    base = torch.empty(2 * 3 * 4 * 5 * 6)
+    base, behind = torch.empty(2, 2 * 3 * 4 * 5 * 6)
     one, twin = (base.view(2, 3, 4, 5, 6) for _ in range(2))
     others = (
         *(one.permute(1, 2, 3, 4, 0), base.view(6, 5, 4, 3, 2), base, base.view(1, -1), one[:1]),
-        *(one.view(torch.int32), one.clone()),
+        *(one.view(torch.int32), one.clone(), behind.view(2, 3, 4, 5, 6)),
     )
 
     def differing(x: torch.Tensor) -> set[int]:
@@ -294,6 +314,15 @@ def tensor_words() -> tuple[int, ...]:
     own = differing(twin)  # what every tensor has of its own: objects of Python and of torch
     found = [differing(x) - own for x in others]
     return tuple(sorted(set().union(*found))) if all(found) else ()
+
+
+@cache
+def storage_data() -> int:
+    """Where in torch's storage the address of its memory is; -1 where it is not found."""
+    x = torch.empty(3)
+    storage = x.untyped_storage()
+    found = [k for k in range(0, 8 * _WORD, _WORD) if _word(storage._cdata + k) == x.data_ptr()]
+    return found[0] if found else -1
 
 
 @cache
