@@ -28,6 +28,7 @@ _CHANGING = {
     getattr(operator, f"i{name}"): getattr(operator, f"{name}_" if name in ("and", "or") else name)
     for name in "add and floordiv lshift mod mul or pow rshift sub truediv xor".split()
 }
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NEVER = {operator.setitem, operator.delitem, operator.iconcat, operator.imatmul}
 
 
@@ -97,6 +98,8 @@ def _changing(gm: torch.fx.GraphModule) -> list[torch.fx.Node] | None:
     for n in gm.graph.nodes:
         if n.op in ("placeholder", "output"):
             continue
+        if any(isinstance(x, _SYMBOLIC) for x in pytree.tree_leaves(n.meta.get("example_value"))):
+            return None  # numbers that are read from data
         if n.op not in ("call_function", "call_method"):
             return None
         if n.target in _NEVER or isinstance(n.target, torch._ops.HigherOrderOperator):
@@ -151,6 +154,8 @@ def _is_own(gm: torch.fx.GraphModule, inputs: list[Any]) -> bool:
             schema = getattr(n.target, "_schema", None)
             if schema is None or schema.is_mutable:
                 return False
+        if any(isinstance(x, _SYMBOLIC) for x in pytree.tree_leaves(n.meta.get("val"))):
+            return False
     (output,) = gm.graph.find_nodes(op="output")
     results = pytree.tree_leaves(output.args)
     if not all(isinstance(n, torch.fx.Node) for n in results):
