@@ -81,7 +81,6 @@ class FoldConstants(Pass, repeats=True):
         sizes = [x.ttype.size for x in (n, *operands)]
         return known and literal and all(isinstance(s, int) and s <= self.limit for s in sizes)
 
-
     def _is_closed_scan(self, n: Node, known: dict[Node, bool]) -> bool:
         """Is n a program that depends on no input?"""
         if is_composed(n.op) or classify(n) != "program" or not _sizes_within(n, self.steps):
