@@ -24,8 +24,8 @@ def by_torch(f: Any) -> Any:
 def convolution(x: Any, w: Any, stride: Any, padding: Any, **more: Any) -> Any:
     sides = [p for p, _ in padding]
     groups, dilation = more["feature_group_count"], more["rhs_dilation"]
-    tensors = (torch.from_numpy(np.asarray(v)) for v in (x, w))
-    return F.conv2d(*tensors, None, stride, sides, dilation, groups).numpy()
+    image, weight = (torch.from_numpy(np.asarray(v)) for v in (x, w))
+    return F.conv2d(image, weight, None, stride, sides, dilation, groups).numpy()
 
 
 def windows(x: Any, first: float, f: Any, size: Any, steps: Any, room: Any) -> Any:

@@ -100,6 +100,7 @@ def parts(fast: Compiled, args: tuple[torch.Tensor, ...]) -> dict[str, float]:
     seen = {"function": fast.original, "args": args, "kwargs": {}}
     check, run = fast._entries[0]
     fits, call = fast._quick[0]
+    rest = getattr(fits, "__self__")._rest  # noqa: B009  (of a method)
     unit = fast.units[0]
     bound = unit._bound
     (program,) = unit.programs
@@ -123,7 +124,7 @@ def parts(fast: Compiled, args: tuple[torch.Tensor, ...]) -> dict[str, float]:
         "call": cpu_us(lambda: fast(*args)),
         "guards of Dynamo": cpu_us(lambda: check(seen)),
         "the same, of a module as it was": cpu_us(lambda: fits(seen)),
-        "  what is not the module's": cpu_us(lambda: fits.__self__._rest(seen)),
+        "  what is not the module's": cpu_us(lambda: rest(seen)),
         "code of Dynamo with ours": cpu_us(lambda: run(fast.original, args, {})),
         "the same, of a module as it was ": cpu_us(lambda: call(args, {})),
         "ours": cpu_us(lambda: unit_call(list(given))),

@@ -166,8 +166,8 @@ def spellings(jax: Any) -> dict[str, Callable[..., Any]]:
     put("cumsum.default", lambda x, axis, *, dtype=None: np.cumsum(x, axis, kind(dtype)))
     put(
         "var.correction",
-        lambda x, axes=None, *, correction=1, keepdim=False: np.var(
-            x, axis=tuple(axes), ddof=correction, keepdims=keepdim
+        lambda x, axes=(), *, correction=1, keepdim=False: np.var(
+            x, axis=tuple(axes or range(x.ndim)), ddof=correction, keepdims=keepdim
         ),
     )
     put("_softmax.default", lambda x, axis, _: jax.nn.softmax(x, axis))

@@ -123,7 +123,9 @@ def _is_last(n: torch.fx.Node, gm: torch.fx.GraphModule) -> bool:
         return False
     was = before.meta.get("example_value")
     others = [x.meta.get("example_value") if isinstance(x, torch.fx.Node) else x for x in n.args]
-    if not _is_plain(was) or not all(_fits(x, was) for x in others[1:]):
+    if not isinstance(was, FakeTensor) or not _is_plain(was):
+        return False
+    if not all(_fits(x, was) for x in others[1:]):
         return False
     place, nodes = _storage(was), iter(gm.graph.nodes)
     holders = set[torch.fx.Node]()

@@ -151,7 +151,7 @@ class BoundWeights:
         assert all(k < count for k in program.weights), "weights are the first inputs"
         self._differ = _differ()
         self._state: _State | None = None
-        self._same: tuple[Any, tuple[Any, ...] | None] = None, None
+        self._same: tuple[_State | None, tuple[Any, ...] | None] = None, None
 
     def __call__(self, tensors: tuple[Any, ...]) -> Any:
         """The program bound to these weights; None where one of them has no memory."""
@@ -171,6 +171,7 @@ class BoundWeights:
         state, same = self._same
         if (
             same is tensors
+            and state is not None
             and state is self._state
             and state.steps == STEPS.count
             and state.derived is self._program.derived
