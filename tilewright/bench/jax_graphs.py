@@ -152,8 +152,8 @@ def spellings(jax: Any) -> dict[str, Callable[..., Any]]:
     def reduced(f: Callable[..., Any]) -> Callable[..., Any]:
         def run(x: Any, axes: Any = None, keep: bool = False, *, dtype: Any = None) -> Any:
             x = x if dtype is None else x.astype(kind(dtype))
-            axes = tuple(axes) if isinstance(axes, (list, tuple)) and axes else axes or None
-            return f(x, axis=axes, keepdims=keep)
+            axes = axes if isinstance(axes, int) or not axes else tuple(axes)
+            return f(x, axis=None if axes == [] else axes, keepdims=keep)
 
         return run
 
@@ -248,7 +248,8 @@ def _max_pool(
     )
     room = ((0, 0), (0, 0), *((p, p) for p in padding * (2 // len(padding))))
     steps = (1, 1, *(stride or size))
-    return (lax.reduce_window(x, -math.inf, lax.max, (1, 1, *size), steps, room),)
+    least = np.asarray(-math.inf, x.dtype)
+    return (lax.reduce_window(x, least, lax.max, (1, 1, *size), steps, room),)
 
 
 def _average(np: Any, x: Any, size: Sequence[int]) -> Any:
