@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,21 +73,26 @@ def measure(case: Case, plan: Plan, folder: Path, tell: Callable[[str], None]) -
 def measure_together(
     cases: Sequence[Case], plan: Plan, folder: Path, tell: Callable[[str], None]
 ) -> Iterator[Result]:
-    """The same of several cases: of each contender in turn, all cases get ready at the same time.
-    When all are, case after case is timed, and nothing else runs then."""
+    """The same of several cases. All processes load what they need at the same time; then, of each
+    contender in turn, all cases get ready. When all are, case after case is timed, and nothing else
+    runs then."""
     end = time.monotonic() + plan.within
     made = [_Measurement(c, plan, folder / str(k), tell) for k, c in enumerate(cases)]
 
     def ready(name: str, m: _Measurement) -> None:
         m.ready(name, min(plan.patience, max(1.0, end - time.monotonic())))
 
-    with ExitStack() as alive, ThreadPoolExecutor(len(made)) as pool:
+    names = (OURS, *plan.peers)
+    with ExitStack() as alive, ThreadPoolExecutor(len(made) * (1 + len(names))) as pool:
         for m in made:
             m.folder.mkdir()
             alive.enter_context(m.alive)
-        judged = list(pool.map(_Measurement.judged, made))
-        able = [m for m, fine in zip(made, judged, strict=True) if fine]
-        for name in (OURS, *plan.peers):
+        judging = [pool.submit(m.judged) for m in made]
+        begun = [pool.submit(m.begin, name) for m in made for name in names]
+        able = [m for m, fine in zip(made, judging, strict=True) if fine.result()]
+        for one in begun:
+            one.result()
+        for name in names:
             tell(f"{name} gets ready, {len(able)} cases at the same time")
             list(pool.map(partial(ready, name), able))
         for m in made:
@@ -106,6 +111,7 @@ class _Measurement:
         about = f"{case.about} (a tiny stand-in)" if plan.tiny else case.about
         self.result = Result(case.name, about, self.dtype, plan.threads)
         self.facts: dict[str, Any] = {}
+        self.begun: dict[str, Process] = {}  # who was started
         self.racers: dict[str, Process] = {}  # who is ready
         self.alive = ExitStack()
 
@@ -199,10 +205,18 @@ class _Measurement:
 
     # ---- times
 
+    def begin(self, name: str) -> None:
+        """Starts a contender's process, which loads what it needs and builds the case."""
+        child = self.begun[name] = self.alive.enter_context(self.process(self.caches[name]))
+        with suppress(Failed):  # it fails again, and says so, when it is to get ready
+            child.ask("load")
+
     def ready(self, name: str, patience: float | None = None) -> None:
         """Prepares a contender, in a process that waits for its rounds then. One that fails or has
         wrong results is out, with the reason."""
-        child = self.alive.enter_context(self.process(self.caches[name]))
+        child = self.begun.get(name)
+        if child is None:
+            child = self.alive.enter_context(self.process(self.caches[name]))
         timing = self.result.timings[name] = Timing()
         child.patience = patience or child.patience
         try:
