@@ -57,6 +57,12 @@ _UPDATE = re.compile(
     r'"[^"]*"\(ptr (%[\w.]+), \w+ ([^)]*)\)'
 )
 
+# One whose result nobody needs.
+_RELEASE = re.compile(
+    r'call void asm sideeffect "red\.release\.gpu\.global\.add\.u32 \[\$0\], \$1;", "[^"]*"'
+    r"\(ptr addrspace\(1\) %([\w.]+), i32 (%[\w.]+)\)"
+)
+
 
 def _updated(m: re.Match[str]) -> str:
     made, kind, order, name, sign, place, value = m.groups()
@@ -81,6 +87,7 @@ def for_processor(text: str) -> str:
         text,
     )
     text = re.sub(r'\n *call void asm sideeffect "(cp.async.bulk.)?prefetch[^\n]*', "", text)
+    text = _RELEASE.sub(r"%released.\1 = atomicrmw add ptr addrspace(1) %\1, i32 \2 release", text)
     text = text.replace(MAP, "ptr")
     text = re.sub(r" ?addrspace\(\d\)", "", text)
     text = re.sub(

@@ -407,15 +407,16 @@ class GroupProduct(WarpProduct):
         """A tile of an operand: rows of 128 bytes, swizzled. The copy engine brings it, or threads
         gather it."""
         s = self.s
-        if x.lanes:
-            self._copy(stage, x, GROUP * self.groups)
-            return
         kind = s.nest.buffer(x.buffer).dtype
         rows, columns = f"{stage}.i{x.rank - 2}", f"{stage}.i{x.rank - 1}"
         if x.deep < x.row:
             names = [f"n{k}" for k in range(x.rank)]
             blocks = [*names[:-2], f"{names[-1]}//{BLOCK}", names[-2], f"{names[-1]}%{BLOCK}"]
             s.do(Relayout(stage, f"{', '.join(names)} -> {', '.join(blocks)}"))
+        if x.lanes:
+            self._copy(stage, x, GROUP * self.groups, BLOCK)
+            return
+        if x.deep < x.row:
             s.do(Split(columns, BLOCK))
             s.do(Reorder((f"{columns}.0", rows, f"{columns}.1")))
             s.do(Unroll(f"{columns}.0"))

@@ -370,13 +370,14 @@ class WarpProduct:
             s.do(Unroll(loop))
         return f"{j}.1.1.1"
 
-    def _copy(self, stage: str, x: Operand, threads: int) -> None:
+    def _copy(self, stage: str, x: Operand, threads: int, most: int = 0) -> None:
         """A tile of an operand as vectors, to all threads; in shared memory swizzled, so that
-        columns of 8 vectors are in different banks."""
+        columns of 8 vectors are in different banks. Rows there have so many elements at most."""
         s = self.s
         rows, columns = f"{stage}.i{x.rank - 2}", f"{stage}.i{x.rank - 1}"
         width = s.loops(columns)[0].extent
         assert isinstance(width, int)
+        width = min(width, most or width)
         flat, inner, lanes = f"{stage}.v", columns, x.lanes or VECTOR
         if lanes > 1:
             s.do(Split(columns, lanes))
