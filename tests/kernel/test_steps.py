@@ -42,12 +42,15 @@ from tests.kernel.step_examples import (
     OUTPUTS,
     PACKED,
     PART,
+    PIPED,
     ROWS,
     RUNNING,
+    SCALED,
     SCAN,
     SCANNED,
     SCATTER,
     SOME_PARTS,
+    STREAMED,
     SUM,
     SYMBOLIC,
     TRIANGLE,
@@ -72,6 +75,7 @@ NOT_NATIVE = ("bind", "synchronise", "set-scope-shared", "tensorize", "pipeline-
 NOT_NATIVE += (
     "swizzle",
     "distribute",
+    "begin-early",
     "roles",
     "bring-once",
     "walk",
@@ -82,6 +86,7 @@ NOT_NATIVE += (
     "delay",
     "hasten",
     "take-turns",
+    "add-atomically",
 )
 
 
@@ -278,6 +283,9 @@ REFUSALS = [
     (ONE_FOR_ALL, ALL_BOXED, "BringOnce(('u',))", "no loop with roles comes after u"),
     (BOXES, BOXED, "BringOnce(('t',))", "no loop with roles comes after t"),
     (ONE_FOR_ALL, BOXED + "Roles('y.i0.0', 2)", "BringOnce(('u',))", "u is not brought by"),
+    (SCALED, "", "BeginEarly('y.i1')", "y.i1 does not stand in the body of a block"),
+    (SCALED, STREAMED, "BeginEarly('y.i1.0')", "y.i1.0 waits for no copies"),
+    (SCALED, f"{PIPED}\nBeginEarly('y.i1.0')", "BeginEarly('y.i1.0')", "no copies of inputs"),
     (COPIES, "SetScope('u', 'shared')", "JoinCopies('u')", "u is read before a group is committed"),
     (COPIES, IN_GROUPS, "JoinCopies('s')", "s is local"),
     (GRID, "", "Delay('y.i0', 'y')", "y is no asynchronous product that y.i0 waits for"),

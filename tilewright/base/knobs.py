@@ -231,9 +231,10 @@ compile_processes: Knob[bool] = Knob(
 choose: Knob[str] = Knob(
     "TILEWRIGHT_CHOOSE",
     lambda: "auto",
-    _one_of("auto", "default", "ranked", "timed"),
-    "how schedules are chosen: default (by rules), ranked (by the target's cost model), timed (by "
-    "measuring), or auto (the cost model where its numbers were measured, else the rules)",
+    _one_of("auto", "default", "early", "ranked", "timed"),
+    "how schedules are chosen: default (by rules), early (by rules for kernels that are one), "
+    "ranked (by the target's cost model), timed (by measuring), or auto (the cost model where its "
+    "numbers were measured, else the rules)",
 )
 tune_seconds: Knob[int] = Knob(
     "TILEWRIGHT_TUNE_SECONDS",

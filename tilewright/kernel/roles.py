@@ -92,6 +92,11 @@ def role_faults(launch: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]]:
     for s, _ in walk(launch):
         if isinstance(s, Release) and (not loops or s.pending < 0):
             yield "copies are released that no producer waits for", s
+    together = any(dict(q.pragmas).get("cluster", 1) > 1 for _, p in loops for q in p)
+    released = [s for s, _ in walk(launch) if isinstance(s, Release)]
+    if together and released and released[-1].pending:
+        what = "blocks of a cluster end when all is released, but the last iterations are not"
+        yield what, released[-1]
     for loop, path in loops[1:]:
         first, around = loops[0]
         if path != around:

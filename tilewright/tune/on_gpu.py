@@ -48,7 +48,7 @@ FEW_CALLS = 3  # that say how many a sample takes
 MOST_SETS = 4
 RANDOM = 1 << 16  # numbers that are drawn; larger arguments repeat them
 LIBRARY = Choices(library=True)
-LIBRARIES = {"product": "cuBLAS", "convolution": "cuDNN"}
+LIBRARIES = {"product": "cuBLAS", "convolution": "cuDNN", "weight gradient": "cuDNN"}
 
 
 @dataclass

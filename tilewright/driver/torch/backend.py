@@ -34,6 +34,7 @@ from tilewright.driver.program.programs import compile_graph
 from tilewright.driver.torch.call import Unit
 from tilewright.driver.torch.devices import device_of_graph, machine_of, require_known
 from tilewright.driver.torch.fast import Program
+from tilewright.driver.torch.kept_images import Strides, keep_images
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
@@ -71,6 +72,7 @@ class Session:
         self.direct: dict[str, Unit] = {}
         # By compile id: what the gradient's graph need not check again.
         self._checked_indices: dict[str, Mapping[str, frozenset[tuple[str, bool]]]] = {}
+        self._kept_strides: dict[str, Mapping[str, Strides]] = {}  # what it gets in another layout
         self.dry = False  # the examples of tw.compile run without changing anything
 
     def backend(
@@ -130,10 +132,14 @@ class Session:
             name=f"{kind}{len(self.units)}",
             checks=self.options.checks and knobs.checks.get(),
             checked_indices=self._checked_indices.get(compilation) if kind == "backward" else None,
+            strides=self._kept_strides.get(compilation) if kind == "backward" else None,
             device=device,
         )
         if kind == "forward":
             self._checked_indices[compilation] = captured.checked_indices
+        if kind == "forward" and machine is not None:
+            kept = keep_images(captured, result_names(gm), given_results(), machine.target)
+            captured, self._kept_strides[compilation] = kept.captured, kept.strides
         self._report_fallbacks(captured)
         for check in (c for s in captured.segments for c in s.checks):
             self.log.add("check", str(check), where=check.place)
@@ -290,6 +296,20 @@ def static_inputs() -> tuple[int, ...]:
     context = TracingContext.try_get()
     meta = context.fw_metadata if context is not None else None
     return tuple(meta.static_input_indices) if meta is not None else ()
+
+
+def given_results() -> int:
+    """How many results of a forward graph are the caller's; the others are for its gradient."""
+    context = TracingContext.try_get()
+    meta = context.fw_metadata if context is not None else None
+    return meta.num_forward if meta is not None else sys.maxsize
+
+
+def result_names(gm: torch.fx.GraphModule) -> list[str]:
+    """Torch's names of a graph's results, by which its gradient's graph takes them."""
+    (leaves,) = next(n for n in reversed(gm.graph.nodes) if n.op == "output").args
+    every = leaves if isinstance(leaves, (tuple, list)) else (leaves,)
+    return [x.name if isinstance(x, torch.fx.Node) else "" for x in every]
 
 
 def wrapper_is_trivial(arguments: int) -> bool:

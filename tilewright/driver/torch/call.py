@@ -167,9 +167,9 @@ class Unit:
                 scalars = self._scalars(dims, numbers, env)
             else:
                 next(runners)(env, dims, scalars)
-        if not self.session.dry:
-            for old, new in captured.mutated:
-                env[old].copy_(env[new])
+        if captured.mutated and not self.session.dry:
+            old, new = zip(*captured.mutated, strict=True)
+            torch._foreach_copy_([env[x] for x in old], [env[x] for x in new])
         return [_result(r, env, dims) for r in captured.results]
 
     def _scalars(

@@ -222,11 +222,11 @@ class _Writer:
     def _write_back(self) -> list[str]:
         if not self.captured.mutated:
             return []
-        copies = [
-            f"{self.argument(self.position[old])}.copy_(o{self.slots[new]})"
-            for old, new in self.captured.mutated
-        ]
-        return [f"if not session.dry: {'; '.join(copies)}"]
+        # Together: statistics of many norms would each be a launch on a GPU.
+        self.names["copy_all"] = torch._foreach_copy_
+        old = "".join(f"{self.argument(self.position[x])}, " for x, _ in self.captured.mutated)
+        new = "".join(f"o{self.slots[x]}, " for _, x in self.captured.mutated)
+        return [f"if not session.dry: copy_all([{old}], [{new}])"]
 
     def _result(self, r: Result) -> str:
         if isinstance(r, Value):

@@ -30,6 +30,8 @@ class Choices:
     library: bool | None = None  # is a library called for the sum of products?
     # On a GPU: how many of the best tiles of a product to skip, by the estimate; or ways of a chain
     tile: int | None = None
+    # Of products of one row on a GPU: do copies of matrices begin before earlier launches end?
+    early: bool | None = None
 
     def __post_init__(self) -> None:
         require(

@@ -70,7 +70,8 @@ class Roles(Step):
         own = {x: self._copies(n, loop, x) for x in stages}
         main = self._main(n, loop, path, own)
         end: list[Stmt] = [Wait(0, products=True)] if self.slack else []
-        around = any(q.kind in ("serial", "unroll") for q in path)
+        # Nobody waits for the last ones, but where more iterations come or other blocks arrive.
+        around = any(q.kind in ("serial", "unroll") or dict(q.pragmas).get("cluster") for q in path)
         end += [Release(0)] if self.slack and around else []
         made = (*map(Alloc, stages), main, *end)
         body = transform(n.body, lambda s: made if s is loop else (s,))

@@ -22,6 +22,7 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.types import TensorType
 from tilewright.llvm.objects import cached_ptx
+from tilewright.runtime.cuda import replay
 from tilewright.runtime.cuda.image import EntryImage, KernelImage, from_bytes
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.memory import HostWords, Memory
@@ -37,7 +38,7 @@ from tilewright.runtime.cuda.plan import (
     Planner,
 )
 from tilewright.runtime.cuda.replay import Called, Launched, Replay, no_libraries
-from tilewright.runtime.cuda.tasks import TaskReplay, Tasks
+from tilewright.runtime.cuda.tasks import TaskReplay, Tasks, early_launches
 from tilewright.runtime.program import Details, Program
 from tilewright.runtime.program_data import ProgramData
 from tilewright.runtime.shared import Derived, Weight
@@ -354,15 +355,17 @@ class CudaProgram(Program):
             else (p.call, p.values(addresses))
             for p in straight
         ]
+        early = early_launches(straight, addresses) if replay.OVERLAP else ()
         libraries = self.machine.libraries
         if libraries is None:
-            return Replay(self.machine.device, launches)
+            return Replay(self.machine.device, launches, early=early)
         if room.libraries is None and any(isinstance(p, PlannedCall) for p in straight):
             room.libraries = libraries.room()
         return Replay(
             self.machine.device,
             launches,
             lambda call, values: libraries.recorded(call, values, room.libraries),
+            early,
         )
 
     def _new_room(self, stream: int) -> _Room:
