@@ -249,6 +249,13 @@ check: Knob[bool] = Knob(
     "1 runs the named checks of each level between passes",
     _show_bool,
 )
+plain_capture: Knob[bool] = Knob(
+    "TILEWRIGHT_PLAIN_CAPTURE",
+    lambda: True,
+    _parse_bool,
+    "0 passes all graphs to AOTAutograd, also those without gradients and changes in place",
+    _show_bool,
+)
 checks: Knob[bool] = Knob(
     "TILEWRIGHT_CHECK_DATA",
     lambda: True,

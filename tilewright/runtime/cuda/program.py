@@ -137,7 +137,7 @@ class _Room:
                         shape.graphs.insert(0, shape.graphs.pop(k))
                     if dims:
                         self.shapes.move_to_end(dims)
-                    g.replay(stream)
+                    g.replay.alone(stream)
                     return True
         return False
 
@@ -268,25 +268,25 @@ class CudaProgram(Program):
         machine = self.machine
         if self._watched and (found := self._said()) is not None:
             return found
-        before = machine.device.enter()
-        try:
-            stream = machine.stream()
-            varying = (*others, *outputs)
-            sizes = tuple(dims)
-            capturing = machine.capturing()
-            room = self._rooms.get(stream)
-            if room is not None and not capturing and room.replayed(sizes, bound, varying, stream):
-                pass  # most calls
-            elif not bound.aligned or any(a % VECTOR for a in varying):
-                self._realigned(bound, others, outputs, sizes, stream)
-            else:
-                self._run(bound, others, outputs, sizes, stream)
-            if machine.blocking and not capturing:
-                machine.device.driver.call("cuStreamSynchronize", stream)
-                return self._said() if self._watched else None
-        finally:
-            machine.device.leave(before)
+        stream, varying, sizes = machine.stream(), (*others, *outputs), tuple(dims)
+        capturing = machine.capturing()
+        room = self._rooms.get(stream)
+        if room is None or capturing or not room.replayed(sizes, bound, varying, stream):
+            before = machine.device.enter()
+            try:
+                if not bound.aligned or any(a % VECTOR for a in varying):
+                    self._realigned(bound, others, outputs, sizes, stream)
+                else:
+                    self._run(bound, others, outputs, sizes, stream)
+            finally:
+                machine.device.leave(before)
+        if machine.blocking and not capturing:
+            machine.device.within(self._wait, stream)
+            return self._said() if self._watched else None
         return None
+
+    def _wait(self, stream: int) -> None:
+        self.machine.device.driver.call("cuStreamSynchronize", stream)
 
     def _run(
         self,

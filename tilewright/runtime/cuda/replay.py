@@ -11,6 +11,7 @@ from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import CudaError
 from tilewright.runtime.cuda.machine import GivenCall, Recorded
 from tilewright.runtime.cuda.module import Launcher
+from tilewright.runtime.cuda.quick import quick_replay
 
 # Do kernels that can (kernel/early.py) begin before the one before them ends?
 OVERLAP: bool = False
@@ -137,6 +138,7 @@ class Replay:
         self._set = device.driver.function("cuGraphExecKernelNodeSetParams_v2")
         self._set_call = device.driver.function("cuGraphExecChildGraphNodeSetParams")
         self._launch = device.driver.function("cuGraphLaunch")
+        self._quick = quick_replay(device, self.handle)
         weakref.finalize(self, _destroy, device, self.handle, graph.value or 0)
 
     def replace(self, launch: int, values: Sequence[tuple[int, int]]) -> bool:
@@ -159,7 +161,16 @@ class Replay:
 
     def __call__(self, stream: int) -> None:
         """Enqueues all of it. The device is the calling thread's."""
-        code = self._launch(self.handle, stream)
+        self._checked(self._launch(self.handle, stream))
+
+    def alone(self, stream: int) -> None:
+        """The same, whatever the thread's device is."""
+        if self._quick is None:
+            self.device.within(self, stream)
+        else:
+            self._checked(self._quick(stream))
+
+    def _checked(self, code: int) -> None:
         if code:
             raise self.device.driver.error("cuGraphLaunch", code)
 

@@ -259,6 +259,10 @@ class TaskReplay:
             p = self._all[k]
             p.launcher.again(self._values[k], p.blocks, stream)
 
+    def alone(self, stream: int) -> None:
+        """The same, whatever the thread's device is."""
+        self.tasks.device.within(self, stream)
+
     def _renew(self, stream: int) -> None:
         """The table as it is now, once earlier calls on the stream have ended. Where other memory
         overlaps than before, phases wait for others."""
