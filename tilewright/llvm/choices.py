@@ -77,7 +77,8 @@ class Choices:
         b = self.c.buffers[v.source]
         const, terms, _ = self.addresses.indices.terms(self.addresses.linear(b, v.index))
         t = f"<{w} x {memory_type(b.dtype)}>"
-        c = self._there(b, v.index, w, [self.values.value(condition, True)])
+        # Of a vector that goes past the end of its row the elements before are needed.
+        c = self._there(b, v.index, w, [self.values.value(condition, True)], along=False)
         zeros = self.zeros.get(t)
         if zeros is None:
             zeros = self.zeros[t] = f"%{self.w.fresh('zeros')}"
@@ -104,11 +105,17 @@ class Choices:
         t = vector(register_type(v.dtype), w)
         return self.w.either(inside, t, lambda: self.loads.at(b, x.index, w), slow)
 
-    def _there(self, b: Buffer, index: tuple[Dim, ...], w: int, tests: list[str]) -> str:
-        """Do conditions hold, and is all of a vector in its buffer? A choice around this one may be
-        what says so, and its other side is chosen where it is not."""
+    def _there(
+        self, b: Buffer, index: tuple[Dim, ...], w: int, tests: list[str], along: bool = True
+    ) -> str:
+        """Do conditions hold, and is a vector in its buffer, also along its lanes if that is asked?
+        A choice around this one may be what says so, and its other side is chosen where it is
+        not."""
         put, dim = self.w.put, self.addresses.indices.dim
+        assert self.c.lane is not None
         for i, n in zip(index, b.shape, strict=True):
+            if not along and self.c.lane[0] in D.symbols(i):
+                continue
             if not D.nonneg(i):
                 first = self.c.with_lane(0, lambda i=i: dim(i))
                 tests.append(put(f"icmp sge i64 {first}, 0"))
