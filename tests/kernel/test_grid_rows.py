@@ -49,9 +49,10 @@ def test_a_product_of_one_row_has_a_warp_for_each_result(
     nest = scheduled(g)
     judge(g, nest, {}, bf16)
     assert launch_of(nest) == ((columns // rows, 1, 1), (32, rows, 1))
-    # Blocks read one piece of the matrix after the other.
+    # Blocks read one piece of the matrix after the other, and all of the row.
     (launch,) = launches(nest.body)
-    assert list(streams(nest, launch)) == [("w", 2 * rows * depth, 2 * rows * depth)]
+    found = [("w", 2 * rows * depth, 2 * rows * depth, 0, 1), ("x", 0, 2 * depth, 0, 1)]
+    assert sorted(streams(nest, launch)) == found
     ptx = assembly(emit_kernels(legalise(nest, GPU), GPU).text, GPU)
     assert ptx.count("v4.b32") == 2 * min(8, depth // 256), "eight vectors at a time, of both"
     for x in assemble(ptx, "sm_90a"):

@@ -196,7 +196,8 @@ class Distribution:
                 b = replace(b, scope="shared", swizzle=swizzles.get(b.name))
             elif b.name in self.registers:
                 axes = self.registers[b.name]
-                b = replace(b, shape=tuple(axes[k][j].extent for k, j in self._order(b.name)))
+                sizes = (prod(axes[k][j].extent for k, j in own) for own in self._order(b.name))
+                b = replace(b, shape=tuple(sizes))
             out.append(b)
         shared = {b.name: b for b in out if b.scope == "shared"}
         made = used_again(made, shared)
@@ -248,10 +249,7 @@ class Distribution:
         if sums not in self.registers:
             raise Invalid(f"the sums {sums} of {p.stage} are used with other layouts elsewhere")
 
-        def place(name: str, digits: list[list[Dim]]) -> tuple[Dim, ...]:
-            return tuple(digits[k][n] for k, n in self._order(name))
-
-        laid = Fragments(i, j, r, self.registers, place)
+        laid = Fragments(i, j, r, self.registers, self._cell)
         name = self.products[p.stage]
         if is_group(name):
             return group_product_loops(p, name, laid)
@@ -317,8 +315,7 @@ class Distribution:
         """The loops over threads by their axes. Of an axis that several loops have parts of there
         is one, and their digits are those of its number."""
         own: dict[str, Loop] = {}
-        # Neighbouring threads have neighbouring vectors.
-        loops = sorted(loops, key=lambda x: any(d.at == LANES for d in x[1]))
+        loops = _by_lanes(loops)
         for axis, parts in axis_parts(l for _, l in loops).items():
             places = [
                 (x.var, k)
@@ -336,6 +333,17 @@ class Distribution:
                     step *= n
             own[axis] = Loop(D.the_sym(number), axis, ())
         return own
+
+    def other_parts(self, p: Piece, axis: str) -> str | None:
+        """A buffer in registers that a piece, whose loops have parts of an axis of threads, uses
+        with only some of them, or in another order: its place there is not the thread's number."""
+        order = [x.var for x, l in _by_lanes(self._laid(p.loops)) if axis in axes_of(l)]
+        for name, at in (*p.writes(), *((str(r.source), r.index) for r in p.reads())):
+            axes = self.registers.get(name, ())
+            own = [D.the_sym(i) for i, l in zip(at, axes) if axis in axes_of(l)]
+            if own not in ([], order):
+                return name
+        return None
 
     def _neighbours(self, leaf: Stmt, x: Loop, layout: Layout, digits: dict[Sym, Any]) -> Stmt:
         """Places that are read from memory, of lanes that are neighbours: the first one's and the
@@ -396,10 +404,21 @@ class Distribution:
         """The place of an element in registers."""
         axes = self.registers[name]
         own = [[v for v, _ in digits[D.the_sym(i)]] if x else [] for i, x in zip(at, axes)]
-        return tuple(own[k][j] for k, j in self._order(name))
+        return self._cell(name, own)
 
-    def _order(self, name: str) -> list[tuple[int, int]]:
-        """The new axes of a buffer in registers: (axis, digit)."""
+    def _cell(self, name: str, digits: list[list[Dim]]) -> tuple[Dim, ...]:
+        """The place of an element in registers, given the digits along each of its axes."""
+        axes, out = self.registers[name], list[Dim]()
+        for own in self._order(name):
+            number: Dim = 0
+            for k, j in own:
+                number = number * axes[k][j].extent + digits[k][j]
+            out.append(number)
+        return tuple(out)
+
+    def _order(self, name: str) -> list[list[tuple[int, int]]]:
+        """The new axes of a buffer in registers: (axis, digit). Parts of an axis of threads are one
+        axis, which is the number of the thread."""
         axes = self.registers[name]
         found = [(k, j) for k, x in enumerate(axes) for j in range(len(x))]
 
@@ -408,7 +427,14 @@ class Distribution:
             # Of an instruction's registers the steps of a sum count more than its rows.
             return d.rank, -at[0] if d.at == FRAGMENT else at[0], at[1]
 
-        return sorted(found, key=place)
+        out: list[list[tuple[int, int]]] = []
+        for k, j in sorted(found, key=place):
+            axis = axes[k][j].axis
+            if axis is not None and out and axes[out[-1][-1][0]][out[-1][-1][1]].axis == axis:
+                out[-1].append((k, j))
+            else:
+                out.append([(k, j)])
+        return out
 
     def _divisible(self, leaf: Stmt) -> Stmt:
         """Where an argument's memory is accessed at a place that is read from memory, what that is
@@ -445,7 +471,7 @@ class Distribution:
             """The partial result of a thread: its places in the loops that are summed over."""
             own = [[v for v, _ in digits[x.var]] for x, _ in data]
             own += [[v for v, d in digits[x.var] if d.axis is not None] for x in over]
-            return part, tuple(own[k][j] for k, j in self._order(part))
+            return part, self._cell(part, own)
 
         first, every = self._copies(data, among, f"{part}.init")
         out: list[Stmt] = [Alloc(part)]
@@ -513,6 +539,11 @@ class Distribution:
 
 
 _TRUE = fn("eq", const(0, i64), const(0, i64))
+
+
+def _by_lanes(loops: Sequence[Laid]) -> list[Laid]:
+    """Loops with lanes last: neighbouring threads have neighbouring vectors."""
+    return sorted(loops, key=lambda x: any(d.at == LANES for d in x[1]))
 
 
 def _condition(s: Stmt) -> list[Load]:

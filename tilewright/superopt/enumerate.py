@@ -16,7 +16,6 @@ from math import prod
 import numpy as np
 
 from tilewright.base.errors import Invalid
-from tilewright.ir.types import TupleType, f64
 from tilewright.superopt.blocks import Kind, Marks, Sizes
 from tilewright.superopt.fingerprint import Functionals, added
 from tilewright.superopt.structure import EXACT, Structure
@@ -85,10 +84,13 @@ class Space:
         self._operators: dict[tuple[int, int, int], int] = {}
         self._structures: dict[tuple[int, tuple[Kind, ...]], Structure] = {}
         self._choices: dict[tuple[Kind, ...], list[tuple[int, Kind]]] = {}
-        for _, kind in v.leaves:
+        for name, kind in v.leaves:
             size = self._size(kind)
             row = self.rng.integers(1, LARGEST_LEAF + 1, v.points * size)
-            row = row * self.rng.choice([-1, 1], row.shape)
+            if name not in v.positive:
+                signs = self.rng.choice([-1, 1], row.shape)
+                signs[::size] = [(-1) ** k for k in range(v.points)]  # both, of a single number too
+                row = row * signs
             self._keep(kind, 0, (-1, -1, -1), frozenset(), row.astype(np.float64))
         for kind, rows in self.rows.items():
             self._remember(kind, self.functionals.keys(kind, np.stack(rows)), self.members[kind])
@@ -132,19 +134,11 @@ class Space:
         return found
 
     def _tried(self, kinds: tuple[Kind, ...]) -> Iterator[tuple[int, Kind]]:
-        for a, b in zip(*kinds, strict=False) if len(kinds) == 2 else ():
-            self.marks.joined(a, b)
-        types = [self.marks.type(k, f64) for k in kinds]
         for name in self.vocabulary.operators:
             if len(kinds) not in arity(name):
                 continue
             for x in instances(name, kinds):
-                try:
-                    found = x.op(self.marks).infer(*types)
-                    first = found.items[0] if isinstance(found, TupleType) else found
-                    kind = self.marks.kind(first)
-                except (Invalid, ValueError):
-                    continue
+                kind = x.kind(self.marks, kinds)
                 if kind is None or max(self.sizes.shape(kind), default=0) > self.vocabulary.largest:
                     continue
                 number = self._numbers.setdefault(x, len(self.instances))
@@ -155,7 +149,7 @@ class Space:
     def structure(self, instance: int, kinds: tuple[Kind, ...]) -> Structure:
         found = self._structures.get((instance, kinds))
         if found is None:
-            op = self.instances[instance].op(self.sizes)
+            op = self.instances[instance].op(self.sizes, kinds)
             shapes = tuple(map(self.sizes.shape, kinds))
             found = self._structures[instance, kinds] = Structure(op, shapes)
         return found

@@ -14,28 +14,34 @@ from itertools import product
 from typing import Any
 
 from tilewright.base.errors import Invalid
-from tilewright.ir.node import Node, Op, item, node
+from tilewright.ir.node import Op
 from tilewright.ir.operator import OPERATORS
-from tilewright.ir.types import TupleType
-from tilewright.superopt.blocks import Block, Kind, Sizes
+from tilewright.ir.types import TupleType, f64
+from tilewright.superopt.blocks import Kind, Marks, Sizes
 
 Attributes = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class Instance:
-    """An operator with its attributes, as functions of the sizes of blocks."""
+    """An operator with its attributes, some of which follow from its operands' kinds."""
 
     name: str
     attributes: Attributes = ()
 
-    def op(self, sizes: Sizes) -> Op:
-        made = {k: v.of(sizes) if isinstance(v, Bound) else v for k, v in self.attributes}
+    def op(self, sizes: Sizes, kinds: Sequence[Kind]) -> Op:
+        made = {k: v.of(sizes, kinds) if isinstance(v, Bound) else v for k, v in self.attributes}
         return OPERATORS[self.name](**made)
 
-    def node(self, sizes: Sizes, *operands: Node) -> Node:
-        """The operator applied: its first result."""
-        return first_result(node(self.op(sizes), *operands))
+    def kind(self, marks: Marks, kinds: Sequence[Kind]) -> Kind | None:
+        """That of the first result on operands of these kinds; None where they do not fit."""
+        for a, b in zip(*kinds, strict=False) if len(kinds) == 2 else ():
+            marks.joined(a, b)
+        try:
+            found = self.op(marks, kinds).infer(*(marks.type(k, f64) for k in kinds))
+        except (Invalid, ValueError):
+            return None
+        return marks.kind(found.items[0] if isinstance(found, TupleType) else found)
 
     @property
     def commutative(self) -> bool:
@@ -46,24 +52,23 @@ class Instance:
         return f"{self.name}{{{said}}}" if said else self.name
 
 
-def first_result(n: Node) -> Node:
-    return item(n, 0) if isinstance(n.type, TupleType) else n
-
-
 @dataclass(frozen=True)
 class Bound:
-    """Where a part of an axis of two blocks begins or ends."""
+    """Where a part of an operand's axis of two blocks begins or ends."""
 
-    axis: Block
-    end: str  # "first", "middle" or "last"
+    axis: int
+    end: str
 
-    def of(self, sizes: Sizes) -> Any:
-        assert isinstance(self.axis, tuple)
-        whole = sizes.of(self.axis)
-        return {"first": 0, "middle": whole - sizes.of(self.axis[1]), "last": whole}[self.end]
+    def of(self, sizes: Sizes, kinds: Sequence[Kind]) -> Any:
+        block = kinds[0][self.axis]
+        if not isinstance(block, tuple):
+            raise Invalid(f"axis {self.axis} of {kinds[0]} has no parts")
+        whole, (left, right) = sizes.of(block), map(sizes.of, block)
+        # The middle by what is on either side of it: marks do not add up.
+        return {"first": 0, "left": left, "right": whole - right, "last": whole}[self.end]
 
     def __str__(self) -> str:
-        return self.end
+        return self.end if self.end in ("first", "last") else "middle"
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ class Vocabulary:
     operators: Sequence[str]
     leaves: tuple[tuple[str, Kind], ...]
     sizes: dict[str, int]
+    positive: Sequence[str] = ()  # leaves that are never negative
     largest: int = 12  # elements of an axis
     points: int = 2  # random values for every leaf
 
@@ -117,8 +123,8 @@ def _slices(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
     """Both parts of each axis of two blocks."""
     for k, block in enumerate(kinds[0]):
         if isinstance(block, tuple):
-            for ends in (("first", "middle"), ("middle", "last")):
-                start, stop = (Bound(block, e) for e in ends)
+            for ends in (("first", "left"), ("right", "last")):
+                start, stop = (Bound(k, e) for e in ends)
                 yield ("axis", k), ("start", start), ("stop", stop)
 
 
@@ -193,8 +199,9 @@ _IMAGE = ("n", "c", "h", "w")
 MATRICES = Vocabulary(
     "matrices",
     ("matmul", "add", "mul", "relu", "permute", "concat", "slice"),
-    (("x1", _X), ("x2", _X), ("x3", _X), ("w1", _W), ("w2", _W), ("w3", _W), ("s", ())),
+    (("x1", _X), ("x2", _X), ("x3", _X), ("w1", _W), ("w2", _W), ("w3", _W), ("s", ()), ("p", ())),
     {"m": 2, "k": 3},
+    positive=("p",),
 )
 IMAGES = Vocabulary(
     "images",
@@ -208,8 +215,10 @@ IMAGES = Vocabulary(
         ("k4", ("c", "c", 3, 1)),
         ("k5", ("c", "c", 1, 1)),
         ("s", ()),
+        ("p", ()),
     ),
     {"n": 1, "c": 2, "h": 4, "w": 4},
+    positive=("p",),
     largest=8,
     points=1,
 )

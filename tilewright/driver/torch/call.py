@@ -19,7 +19,9 @@ from tilewright.capture.torch.captured import Argument, Captured, HostCall, Retu
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch.fast import (
     Dry,
+    Hold,
     Program,
+    direct_call,
     fast_call,
     is_plain,
     label,
@@ -114,6 +116,15 @@ class Unit:
     def direct(self) -> Callable[[list[Any]], list[Any]]:
         """The shortest way to call it."""
         return self._fast if self._fast is not None and not self.check else self
+
+    def of_call(
+        self, given: Sequence[str | torch.Tensor], form: str, hold: Hold
+    ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
+        """A function of what a user's call passes (see `direct_call`), where there is one."""
+        if self._fast is None or self.check or self.captured.mutated:
+            return None
+        program = self.segments[0].static_program()
+        return direct_call(self.captured, program, self.device, given, form, self._bound, hold)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if self.check:

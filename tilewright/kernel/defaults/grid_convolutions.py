@@ -176,7 +176,7 @@ def _candidates(
         if p.dtypes != (kind, kind, f32):
             continue
         if not i.tiles:
-            tile = warp_tile(s, sizes)
+            tile = warp_tile(s, sizes, operands)
             out += [(WarpProduct, tile, i.name)] if tile is not None else []
         elif across(i) == order and boxes:
             tiles = group_tiles(s, i, sizes, kind.bytes, _bytes(s, operands))

@@ -90,7 +90,7 @@ def _ways(
     for name in names:
         i = INTRINSICS[name]
         if not i.tiles:
-            tile = warp_tile(s, sizes)
+            tile = warp_tile(s, sizes, operands)
             warps += [(WarpProduct, tile, name)] if tile is not None else []
         elif across(i) == order and (brought or i.warps == 4):
             # Threads that copy tiles themselves have registers for small ones only.

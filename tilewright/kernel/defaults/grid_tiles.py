@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewright.base.errors import Unsupported
+from tilewright.base.errors import Refused, Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load
 from tilewright.ir.target import Grid, Target
@@ -44,7 +44,9 @@ OTHER_REGISTERS = 40  # of a thread, besides the sums of products
 SLACK = 1  # products that go on while the next iteration begins
 GATHER = True  # are results stored through shared memory where they are in pairs?
 FRAGMENT_LANES = 2  # neighbours that a thread has of an instruction's results
+BOTH = True  # may warps share rows and columns of a product, where each does it by itself?
 LATE = True  # are copies issued at the end of an iteration where that saves a version?
+BEHIND = False  # are copies behind products that each warp does by itself?
 DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
 
 
@@ -72,12 +74,20 @@ def schedule_tile_grid(
             hint="num_warps=4 is the usual number",
         )
     refused: Refusals = frozenset()
+    both = BOTH
     while True:
         s = Scheduler(n, target)
-        lost = _distributed(s, warps, refused, gathers)
+        try:
+            lost = _distributed(s, warps, refused, gathers, both)
+        except Refused:
+            if not both:
+                raise
+            both = False  # something of a row or of a column is in registers, say
+            continue
         if not lost:
             break
-        refused |= lost
+        refused |= frozenset() if both else lost
+        both = False
     swizzle_operands(s)
     if not has_threads(s.nest.body):  # a kernel that does nothing
         return tuple(s.trace), s.nest
@@ -109,8 +119,11 @@ def _has_room(n: Nest, grid: Grid) -> bool:
     return all(needed(b) <= grid.block_shared - SPARE for b in gathered)
 
 
-def _distributed(s: Scheduler, warps: int, refused: Refusals, gathers: bool) -> Refusals:
-    """Shares the tiles among threads; returns the products that this way cannot be done."""
+def _distributed(
+    s: Scheduler, warps: int, refused: Refusals, gathers: bool, both: bool = False
+) -> Refusals:
+    """Shares the tiles among threads; returns the products that this way cannot be done. With
+    `both`, warps may share rows and columns of products."""
     grid = s.target.grid
     assert grid is not None
     x, y = WARP["thread.x"], WARP["thread.y"]
@@ -122,7 +135,7 @@ def _distributed(s: Scheduler, warps: int, refused: Refusals, gathers: bool) -> 
     programs = programs_of(s.nest)
     assert programs is not None
     _, body = on_blocks(s.nest, programs)
-    found = Layouts(s.nest, body, dict(zip(THREAD_AXES, threads, strict=True)), wanted)
+    found = Layouts(s.nest, body, dict(zip(THREAD_AXES, threads, strict=True)), wanted, both)
     layouts = found.chosen()
     lost = wanted.keys() - found.products.keys()
     lost |= {
@@ -192,10 +205,11 @@ def fetch_ahead(s: Scheduler, stages: int, slack: int) -> None:
         longer = _going_on(s.nest, loop) & set(wanted) if slack else set[str]()
         versions, more = _versions(s, stages, wanted, longer)
         late = LATE and more and versions + 1 == stages
+        ahead = versions if late else versions - 1
+        last = late or (BEHIND and not longer)
         for b in wanted if versions > 1 else ():
             own = slack if more and b in longer else 0
-            ahead = versions if late else versions - 1
-            s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True, slack=own, late=late))
+            s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True, slack=own, late=last))
 
 
 def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) -> tuple[int, bool]:

@@ -1,8 +1,7 @@
 """Default schedules of a GPU: blocks, threads and vectors of 16 bytes.
 
 Shapes: maps (a flat walk through memory), matrix products (grid_products.py; of windows of images:
-grid_convolutions.py), rows (a block
-for every row, which stays in the registers of its threads between one read and one write of memory)
+grid_convolutions.py), rows (a block for each, in registers between one read and one write of it)
 and everything else, stage by stage in launches of its own, where each thread computes one result.
 """
 
@@ -16,6 +15,7 @@ from tilewright.ir.expr import extent, loads
 from tilewright.ir.target import Target
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.axis import moved
+from tilewright.kernel.defaults import grid_rows_ahead as ahead
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.grid_chains import schedule_chain
 from tilewright.kernel.defaults.grid_columns import schedule_columns
@@ -25,8 +25,12 @@ from tilewright.kernel.defaults.grid_lanes import aligned_lanes, vector_lanes
 from tilewright.kernel.defaults.grid_library import call_library
 from tilewright.kernel.defaults.grid_product_chains import schedule_products
 from tilewright.kernel.defaults.grid_products import schedule_product
-from tilewright.kernel.defaults.grid_row_blocks import schedule_row_blocks
+from tilewright.kernel.defaults.grid_row_blocks import (
+    schedule_early_row_blocks,
+    schedule_row_blocks,
+)
 from tilewright.kernel.defaults.grid_stages import THREADS, flat, plain, stage_by_stage
+from tilewright.kernel.defaults.grid_streams import schedule_streams
 from tilewright.kernel.defaults.grid_windows import schedule_windows
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.maps import collapse, fuse_outer
@@ -79,7 +83,7 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
     """The trace and the nest it leads to."""
     if choices.library:
         return _with_library(group, target)
-    for shape in (schedule_convolution, schedule_product) if choices.tile else _SHAPES:
+    for shape in _TILED if choices.tile else _SHAPES:
         s = Scheduler(group, target, choices)
         try:
             if shape(s):
@@ -157,7 +161,11 @@ def _stored_once(s: Scheduler) -> bool:
     return _rows(s, once=True)
 
 
-def _rows(s: Scheduler, once: bool = False) -> bool:
+def _read_ahead(s: Scheduler) -> bool:
+    return ahead.AHEAD > 0 and _rows(s, once=True, walks=True)
+
+
+def _rows(s: Scheduler, once: bool = False, walks: bool = False) -> bool:
     """A block for every row, or for a few short ones: what is read of it is read once, all else is
     in registers."""
     stages = inline_maps(s)
@@ -185,7 +193,8 @@ def _rows(s: Scheduler, once: bool = False) -> bool:
     copies = _copies(s, [*inner, *outs], prefix, width) if small else []
     early = [m for x in outs for m in _selected(s, x.name)] if once else []
     names = [x.name for x in outs]
-    return _block_per_row(s, host, names, inner, copies, early, prefix, width, once)
+    brought = ahead.bring(s, copies) if walks else []
+    return _block_per_row(s, host, names, inner, copies, brought, early, prefix, width, once)
 
 
 def _selected(s: Scheduler, out: str) -> list[str]:
@@ -234,6 +243,7 @@ def _block_per_row(
     outs: list[str],
     inner: list[Stage],
     copies: list[str],
+    brought: list[str],
     early: list[str],
     prefix: int,
     width: D.Dim,
@@ -264,16 +274,16 @@ def _block_per_row(
     if once:
         s.do(Split(at, 1))
         at = f"{at}.0"
-    for name in [*early, *(x.name for x in reversed(inner)), *copies]:
+    for name in [*early, *(x.name for x in reversed(inner)), *copies, *brought]:
         if name not in placed:
             s.do(ComputeAt(name, at))
-    along = [*copies, *(x.name for x in inner), *outs]
+    along = [*brought, *copies, *(x.name for x in inner), *outs]
     columns = {x: p for x in along if (p := _column(s, x, at, width)) is not None}
     lanes = vector_lanes(s, list(columns), *(p.var for p in columns.values()))
     unrolled = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
     share = READ_SHARE if once else SHARE
     threads = WARP if streamed else _threads(s, width, lanes, share, at)
-    if unrolled and not streamed:
+    if unrolled and not streamed and not brought:
         assert isinstance(width, int)
         row = s.loops(at)[0].var
         wide = aligned_lanes(s, list(columns), row, width, *(p.var for p in columns.values()))
@@ -294,6 +304,9 @@ def _block_per_row(
         for x in (*copies, *(x.name for x in inner if x.name in columns and x.name not in sums)):
             _in_registers(s, x, lanes, threads)
     rows = _rows_together(s, at, WARPS * WARP if streamed else FEWEST, threads)
+    if brought:
+        ahead.walk_rows(s, at, brought, lanes, threads, rows)
+        return True
     several = (Split(at, rows), Bind(f"{at}.0", "block.x"), Bind(f"{at}.1", "thread.y"))
     together = rows > 1 and _all(s, *several, Synchronise())
     if not together:
@@ -525,15 +538,20 @@ def _rows_of_a_warp(s: Scheduler, rows: D.Dim) -> int:
     return min(choices, key=lambda k: (-(-rows // (k * beside)) * k, -k))
 
 
+# In more than one way.
+_TILED = (schedule_chain, schedule_products, schedule_convolution, schedule_product)
 # Tried in turn; what none of them takes is scheduled stage by stage.
 _SHAPES = (
     schedule_chain,
     schedule_products,
+    schedule_streams,
     _made_row,
+    schedule_early_row_blocks,
     schedule_row_blocks,
     _maps,
     schedule_convolution,
     schedule_product,
+    _read_ahead,
     _stored_once,
     _rows,
     schedule_windows,
