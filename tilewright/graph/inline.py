@@ -48,7 +48,8 @@ class Inlining:
         for n, f in self.facts.items():
             if f.kind == "program" and not isinstance(n.op, Item):
                 for x in n.inputs:
-                    self.store(x)
+                    if self.unviewed(x) not in self.positions:  # it begins with zeros, say
+                        self.store(x)
             elif f.kind == "contract":
                 self.settle_operands(n, f)
             elif f.kind == "reduce":

@@ -161,6 +161,11 @@ def _swap_weight(w: Node, groups: int) -> Node:
     """[C, O/g, *kernel] of a transposed one as [O, C/g, *kernel] of a plain one, flipped."""
     channels, per_group, *kernel = w.shape
     n = len(kernel)
+    if groups == 1 and all(D.known_eq(k, 1) for k in kernel):  # a matrix
+        turned = permute(reshape(w, (channels, per_group)), (1, 0))
+        return reshape(turned, (per_group, channels, *kernel))
+    if groups == 1:
+        return flip(permute(w, (1, 0, *range(2, 2 + n))), range(2, 2 + n))
     inner = D.floordiv(channels, groups)
     w = reshape(w, (groups, inner, per_group, *kernel))
     w = permute(w, (0, 2, 1, *range(3, 3 + n)))
