@@ -21,6 +21,7 @@ from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Rewriter, Value, cast, const, fn, load
 from tilewright.ir.types import DType, f64, i64
+from tilewright.kernel.box_copies import box_loops, engine_of
 from tilewright.kernel.divisors import Divisors, dim_part, whole_lanes
 from tilewright.kernel.group import Buffer, pointer_buffer
 from tilewright.kernel.group_products import group_product_loops, held_steps, is_group
@@ -55,6 +56,7 @@ from tilewright.kernel.nest import (
     substitute_all,
     walk,
     with_bodies,
+    writes,
 )
 from tilewright.kernel.pieces import Piece, choices_in, factors, piece_of, pieces_in, scattered
 from tilewright.kernel.shared_again import used_again
@@ -197,11 +199,19 @@ class Distribution:
             elif b.name in self.registers:
                 axes = self.registers[b.name]
                 b = replace(b, shape=tuple(axes[k][j].extent for k, j in self._order(b.name)))
+            elif b.name in self._read_by_engine():
+                b = replace(b, scope="in")
             out.append(b)
         shared = {b.name: b for b in out if b.scope == "shared"}
         made = used_again(made, shared)
         left = {s.buffer for s, _ in walk(made) if isinstance(s, Alloc)}
         return [b for b in out if b.name not in shared or b.name in left], made
+
+    def _read_by_engine(self) -> set[str]:
+        """Memory that the copy engine reads, and nothing writes."""
+        found = (p for p in pieces_in(self.body) if p.stage in self.products)
+        brought = (p for p in found if engine_of(self.products[p.stage]) is not None)
+        return {str(x.source) for p in brought for x in p.reads()} - writes(self.body)
 
     @cached_property
     def _known(self) -> set[str]:
@@ -235,7 +245,8 @@ class Distribution:
             return [self._spread(loops, _with_leaf(p.leaf, one), once=True)]
         over = p.over()
         if p.stage in self.products:
-            return [*self._product(p)]
+            brought = engine_of(self.products[p.stage]) is not None
+            return [box_loops(p, self.products[p.stage])] if brought else [*self._product(p)]
         if any(axes_of(self.layout(x)) for x in over):
             return self._combined(p, over)
         private = isinstance(s, Store) and s.buffer in self.registers

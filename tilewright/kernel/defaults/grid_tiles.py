@@ -12,6 +12,8 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load
 from tilewright.ir.target import Grid, Target
+from tilewright.kernel.box_copies import engine_of
+from tilewright.kernel.defaults.grid_tile_copies import Copies, not_ahead, only_engine
 from tilewright.kernel.defaults.grid_tile_layouts import THREAD_AXES, VECTOR, Layouts
 from tilewright.kernel.defaults.grid_tile_products import (
     Products,
@@ -28,12 +30,13 @@ from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import layout_text
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, Wait, mentions, reads, walk
 from tilewright.kernel.pieces import pieces_in
-from tilewright.kernel.step import Trace
+from tilewright.kernel.step import Step, Trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.distribute import Distribute
 from tilewright.kernel.steps.gather_store import ROLE as GATHERED
 from tilewright.kernel.steps.gather_store import GatherStore
 from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.swizzle import Swizzle
 from tilewright.kernel.threads import apart_in_time, block_size, has_threads
 
@@ -74,23 +77,17 @@ def schedule_tile_grid(
     refused: Refusals = frozenset()
     while True:
         s = Scheduler(n, target)
-        lost = _distributed(s, warps, refused, gathers)
+        lost = _distributed(s, warps, refused, gathers, near)
+        if not lost:
+            swizzle_operands(s)
+            if not has_threads(s.nest.body):  # a kernel that does nothing
+                return tuple(s.trace), s.nest
+            fetched(s, stages, near)
+            waiting = not_ahead(s.nest)
+            lost = frozenset(x for x in brought_in(s.trace) if x[0] in waiting)
         if not lost:
             break
         refused |= lost
-    swizzle_operands(s)
-    if not has_threads(s.nest.body):  # a kernel that does nothing
-        return tuple(s.trace), s.nest
-    before, done = s.nest, list(s.trace)
-    # Where a product that goes on is in the way of something after all, it is waited for.
-    for slack in sorted({SLACK, 0}, reverse=True):
-        s.nest, s.trace = before, list(done)
-        fetch_ahead(s, stages, slack)
-        last = Synchronise(near, tiles=True)
-        if slack == 0:
-            s.do(last)
-        elif s.attempt(last):
-            break
     if gathers and not _has_room(s.nest, grid):
         return schedule_tile_grid(n, target, warps, stages, near, gather=False)
     return tuple(s.trace), s.nest
@@ -109,7 +106,30 @@ def _has_room(n: Nest, grid: Grid) -> bool:
     return all(needed(b) <= grid.block_shared - SPARE for b in gathered)
 
 
-def _distributed(s: Scheduler, warps: int, refused: Refusals, gathers: bool) -> Refusals:
+def fetched(s: Scheduler, stages: int, near: tuple[str, ...]) -> None:
+    """Operands ahead of their use, and barriers. Where a product that goes on is in the way of
+    something after all, it is waited for."""
+    before, done = s.nest, list(s.trace)
+    for slack in sorted({SLACK, 0}, reverse=True):
+        s.nest, s.trace = before, list(done)
+        fetch_ahead(s, stages, slack)
+        last = Synchronise(near, tiles=True)
+        if slack == 0:
+            s.do(last)
+        elif s.attempt(last):
+            return
+
+
+def brought_in(trace: list[Step]) -> Refusals:
+    """The stages that the copy engine brings, with its instructions."""
+    said = (text for x in trace if isinstance(x, Distribute) for text in x.products)
+    pairs = (text.split(" = ") for text in said)
+    return frozenset((stage, name) for stage, name in pairs if engine_of(name) is not None)
+
+
+def _distributed(
+    s: Scheduler, warps: int, refused: Refusals, gathers: bool, near: tuple[str, ...]
+) -> Refusals:
     """Shares the tiles among threads; returns the products that this way cannot be done."""
     grid = s.target.grid
     assert grid is not None
@@ -117,6 +137,7 @@ def _distributed(s: Scheduler, warps: int, refused: Refusals, gathers: bool) -> 
     threads = (x, y, warps * grid.warp // (x * y))
     wanted = Products(s.nest, s.target, warps).chosen(refused)
     lay_out_operands(s, wanted)
+    copies = Copies(s.nest, s.target, wanted, refused, near).chosen
     if gathers:
         gather_stores(s, wanted)
     programs = programs_of(s.nest)
@@ -136,13 +157,16 @@ def _distributed(s: Scheduler, warps: int, refused: Refusals, gathers: bool) -> 
     lost |= _lost_sums(Distribution(s.nest, body, threads, layouts, found.products), body)
     if lost:
         return frozenset((stage, wanted[stage]) for stage in lost)
-    said = tuple(f"{name} = {layout_text(x)}" for name, x in layouts.items() if x)
-    products = tuple(f"{stage} = {name}" for stage, name in found.products.items())
+    mine = {x.name for p in pieces_in(body) if p.stage in copies for x in p.loops}
+    said = tuple(f"{x} = {layout_text(l)}" for x, l in layouts.items() if l and x not in mine)
+    products = tuple(f"{stage} = {name}" for stage, name in {**found.products, **copies}.items())
     share = Distribute(threads, said, products)
+    if copies and not s.attempt(share):
+        return frozenset(copies.items())
     grouped = frozenset(x for x in found.products.items() if is_group(x[1]))
-    if grouped and not s.attempt(share):
+    if not copies and grouped and not s.attempt(share):
         return grouped  # operands that lie otherwise than these instructions need them
-    if not grouped:
+    if not copies and not grouped:
         s.do(share)
     return frozenset(
         (stage, name)
@@ -186,16 +210,30 @@ def fetch_ahead(s: Scheduler, stages: int, slack: int) -> None:
     """Operands of products that a loop copies from memory are on their way some iterations before
     they are needed, as many as fit. The last product of a loop may go on while the next iteration
     begins: of what it reads there is one version more."""
+    special = _specialised(s.nest)
     for loop in [x for x, _ in walk(s.nest.body) if isinstance(x, Loop) and x.kind == "serial"]:
         made = [x.buffer for x in loop.body if isinstance(x, Alloc)]
         wanted = [b for b in made if s.nest.buffer(b).scope == "shared" and _copied(loop, b)]
         longer = _going_on(s.nest, loop) & set(wanted) if slack else set[str]()
         versions, more = _versions(s, stages, wanted, longer)
+        if loop.name in special and versions > 1 and only_engine(s.nest, loop):
+            own = slack if longer else 0
+            if s.attempt(Roles(loop.name, versions + (more and own), own)):
+                continue
         late = LATE and more and versions + 1 == stages
         for b in wanted if versions > 1 else ():
             own = slack if more and b in longer else 0
             ahead = versions if late else versions - 1
             s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True, slack=own, late=late))
+
+
+def _specialised(n: Nest) -> set[str]:
+    """The loops whose copies a warp of their own should issue: those that a kernel says so of, and
+    the loops in them."""
+    asked = n.are("specialised")
+    loops = [x for x, _ in walk(n.body) if isinstance(x, Loop)]
+    inside = {y.name for x in loops if x.name in asked for y, _ in walk(x.body) if isinstance(y, Loop)}
+    return asked | inside
 
 
 def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) -> tuple[int, bool]:

@@ -87,6 +87,8 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
     low.store_readers(None)
     block, carried = o.blocks[0], o.args[3:]
     loop = D.var(low.fresh("for"), trips)
+    if o.attrs.get("specialised"):
+        low.has_role("specialised", D.the_sym(loop).name)
     steps = steps_of(low, block, carried)
     names: list[str | None] = []
     for k, v in enumerate(carried):
