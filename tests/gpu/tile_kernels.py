@@ -9,15 +9,19 @@ from pathlib import Path
 from types import ModuleType
 
 if globals().get("WITH_TRITON"):
+    import torch
     import triton
     import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     jit = triton.jit
+    # Descriptors that kernels make are in memory there.
+    triton.set_allocator(lambda n, _, __: torch.empty(n, dtype=torch.int8, device="cuda"))
 else:
     import tilewright as tw
     import tilewright.language as tl
 
-    jit = tw.jit
+    jit, TensorDescriptor = tw.jit, tw.TensorDescriptor
 
 
 def load(triton: bool) -> ModuleType:
