@@ -173,12 +173,16 @@ def matmul(
     return beside(launch, c, a.double() @ b.double(), 5e-3, others)
 
 
-def matmul_variants(size: int, block: tuple[int, int, int], warps: int, stages: int) -> Found:
+def matmul_variants(
+    size: int, block: tuple[int, int, int], warps: int, stages: int, dtype: torch.dtype | None = None
+) -> Found:
     """How many versions of operands there are, whether a product goes on while the next iteration
     begins, and whether copies have whole rows of 128 bytes: as chosen by default, with one version
     more, without the product going on, with copies of 64 bytes of a row, with copies at the
-    beginning of an iteration, and with results stored in pairs."""
-    a, b = (torch.randn(size, size, device="cuda", dtype=bf16) for _ in range(2))
+    beginning of an iteration, with results stored in pairs, and with three versions where that
+    leaves a multiprocessor more blocks."""
+    kind = dtype or bf16
+    a, b = (torch.randn(size, size, device="cuda", dtype=kind) for _ in range(2))
     c, grid = torch.empty_like(a), (tw.cdiv(size, block[0]) * tw.cdiv(size, block[1]),)
     calls: dict[str, list[Callable[[], Any]]] = {}
     for name, slack, denser, late, parts in (
@@ -188,10 +192,13 @@ def matmul_variants(size: int, block: tuple[int, int, int], warps: int, stages: 
         ("half rows", 1, True, True, False),
         ("early", 1, True, False, True),
         ("pairs", 1, True, True, True),
+        ("crowded", 1, True, True, True),
+        ("crowded early", 1, True, False, True),
     ):
-        gather = name != "pairs"
+        gather, crowded = name != "pairs", name.startswith("crowded")
         chosen = patch.multiple(grid_tiles, SLACK=slack, DENSER=denser, LATE=late, GATHER=gather)
-        with chosen, patch.object(grid_tile_layouts, "PARTS", parts), uncached():
+        crowd = patch.object(grid_tiles, "CROWDED", crowded)
+        with chosen, crowd, patch.object(grid_tile_layouts, "PARTS", parts), uncached():
             f = tw.jit(load(False).matmul_kernel.fn)
             call = partial(
                 f[grid], a, b, c, size, size, size, size, 1, size, 1, size, 1, *block, 8,
@@ -374,6 +381,10 @@ CHECKS: dict[str, Callable[[], Found]] = {
     "tile matmul variants 128x128": lambda: matmul_variants(4096, (128, 128, 64), 8, 3),
     "tile matmul variants 128x256": lambda: matmul_variants(4096, (128, 256, 64), 8, 3),
     "tile matmul variants 64x128": lambda: matmul_variants(4096, (64, 128, 64), 4, 4),
+    "tile matmul variants f16 2048 by 4 warps": lambda: matmul_variants(
+        2048, (128, 128, 64), 4, 4, torch.float16
+    ),
+    "tile matmul variants by 32": lambda: matmul_variants(4096, (128, 128, 32), 4, 4),
     "tile described matmul bf16 4096": lambda: described(
         (4096, 4096, 4096), (128, 256, 64), 8, 3
     ),

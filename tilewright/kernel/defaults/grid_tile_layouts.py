@@ -272,14 +272,21 @@ class Layouts:
             left = {a: n for a, n in left.items() if a not in use}
 
     def _to_shared(self, p: Piece) -> bool:
-        """Is it a copy to what an instruction reads in shared memory and nothing else uses, or
-        from what is gathered there?"""
+        """Is it a copy to what an instruction reads in shared memory, of which nothing but another
+        such operand is made, or from what is gathered there?"""
         operands = [
             str(x.source) for q in self.pieces if q.stage in self.products for x in factors(q) or ()
         ]
-        alone = all(len(self.members[self.root(x.name)]) == 1 for x in p.loops)
+        others = {self.piece[y] for x in p.loops for y in self.members[self.root(x.name)]}
+        alone = all(self.pieces[k] is p or self._among(self.pieces[k], operands) for k in others)
         stored = any(str(x.source) in self.gathered for x in p.reads())
         return alone and PARTS and (stored or all(name in operands for name, _ in p.writes()))
+
+    def _among(self, p: Piece, operands: list[str]) -> bool:
+        """Does a piece make one operand of another, and nothing else?"""
+        used = [name for name, _ in p.writes()] + [str(x.source) for x in p.reads()]
+        own = [name for name in used if self.buffers[name].scope == "local"]
+        return all(name in operands for name in own)
 
     def _columns(
         self, vectors: int, rows: int, free: Mapping[str, int], parts: bool

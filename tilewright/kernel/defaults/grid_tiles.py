@@ -7,11 +7,13 @@ Products get their instructions (grid_tile_products.py) and loops their layouts
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load
 from tilewright.ir.target import Grid, Target
+from tilewright.kernel.banks import conflicts
 from tilewright.kernel.box_copies import engine_of
 from tilewright.kernel.defaults.grid_tile_copies import Copies, not_ahead, only_engine
 from tilewright.kernel.defaults.grid_tile_layouts import THREAD_AXES, VECTOR, Layouts
@@ -49,6 +51,7 @@ GATHER = True  # are results stored through shared memory where they are in pair
 FRAGMENT_LANES = 2  # neighbours that a thread has of an instruction's results
 LATE = True  # are copies issued at the end of an iteration where that saves a version?
 DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
+CROWDED = False  # also rather than as many versions as a launch asks for, but for three?
 
 
 def schedule_tile_grid(
@@ -256,6 +259,8 @@ def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) ->
 
     while stages > 1 and not fits(stages, 0):
         stages -= 1
+    if CROWDED and stages > 3 and blocks(3, 0) > blocks(stages, 0):
+        stages = 3
     if longer and fits(stages, more):
         if blocks(stages, more) >= blocks(stages, 0) or not DENSER:
             return stages, True
@@ -324,7 +329,24 @@ def swizzle_operands(s: Scheduler) -> None:
         bits = min(3, vectors.bit_length() - 1)
         if b.scope == "shared" and bits and vectors & (vectors - 1) == 0 and beside(s.nest, name):
             unit = each.bit_length() - 1
-            s.attempt(Swizzle(name, bits, unit, max(vectors.bit_length() - 1, 3)))
+            first = Swizzle(name, bits, unit, max(vectors.bit_length() - 1, 3))
+            if s.attempt(first):
+                _better_swizzle(s, first)
+
+
+def _better_swizzle(s: Scheduler, first: Swizzle) -> None:
+    """Where threads still meet at banks, as those that read single words of four rows do, twice as
+    many elements stay together, if that is better."""
+    found = conflicts(s.nest, first.buffer)
+    if not found or first.bits < 2:
+        return
+    plain = s.nest.with_buffer(replace(s.nest.buffer(first.buffer), swizzle=None))
+    other = replace(first, bits=first.bits - 1, base=first.base + 1, shift=first.shift - 1)
+    made = other.apply(plain)
+    lost, left = (sum(c.turns.conflicts for c in x) for x in (found, conflicts(made, first.buffer)))
+    if left < lost:
+        s.nest = made
+        s.trace[-1] = other
 
 
 def _read_by_threads(n: Nest) -> set[str]:
