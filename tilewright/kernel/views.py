@@ -97,7 +97,8 @@ def view_of(
     ends, begins = found
     axes: list[tuple[Dim, Dim, Dim]] = []  # place, size, stride
     own: dict[Sym, tuple[Dim, Dim, Dim]] = {}
-    for place, size in ends:
+    # Axes of loops first: what they leave is that of the others.
+    for place, size in sorted(ends, key=lambda x: D.symbols(x[0]).isdisjoint(loops)):
         if not _fixed(size, known):
             return f"an axis ends at {size}, which differs between programs"
         if not D.nonneg(place) and place not in begins:
@@ -105,14 +106,14 @@ def view_of(
         inside = [v for v in loops if v in D.symbols(place)]
         if not inside:
             stride = _quotient(rest, place, known)
-        elif len(inside) == 1 and D.coefficient(place, inside[0]) == 1:
-            stride = D.coefficient(rest, inside[0])
-        else:
+        elif len(inside) > 1 or D.coefficient(place, inside[0]) != 1:
             return f"{place} is no place along one axis"
+        elif inside[0] in own:
+            return f"two conditions are on {inside[0].name}"
+        else:
+            stride = D.coefficient(rest, inside[0])
         if stride is None or stride == 0:
             return f"{rest} does not move with {place}"
-        if inside and inside[0] in own:
-            return f"two conditions are on {inside[0].name}"
         if inside:
             own[inside[0]] = (place, size, stride)
         else:
@@ -211,7 +212,8 @@ def _quotient(x: Dim, place: Dim, known: frozenset[Sym]) -> Dim | None:
 
 
 def _multiples(x: Dim, stride: Dim, v: Sym, known: frozenset[Sym]) -> Dim:
-    """What an index has beside v of multiples of v's stride, but for what is known at a launch."""
+    """What an index has beside v of multiples of v's stride, but for what a launch knows: that is
+    where the array begins. Numbers are part of the place, which may be any."""
     if len(_terms(stride)) != 1 or stride == 0:
         return 0
     ((part, by),) = _terms(stride)
@@ -220,5 +222,6 @@ def _multiples(x: Dim, stride: Dim, v: Sym, known: frozenset[Sym]) -> Dim:
         left = _without(mono, part)
         if left is not None and c % by == 0 and v not in left:
             found = _product(c // by, left)
-            total = total + (0 if _fixed(found, known) else found)
+            own = isinstance(found, int) and found > 0
+            total = total + (found if own or not _fixed(found, known) else 0)
     return total

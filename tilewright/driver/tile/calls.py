@@ -56,6 +56,10 @@ class Defaults:
 DEFAULTS = Defaults()
 
 
+class Missing:
+    """Stands for an argument that a launch was not given."""
+
+
 @dataclass(frozen=True)
 class Calls:
     """Functions written for the signature of a kernel."""
@@ -168,8 +172,8 @@ def calls(f: JITFunction[Any], tensors: frozenset[int] = frozenset()) -> Calls:
         "_tw_checks": knobs.tile_check.looker(),
         "_tw_defaults": DEFAULTS,
         "_tw_grids": GRIDS,
-        "_tw_tensor": _Missing if torch is None else torch.Tensor,
-        "_tw_missing": _Missing(),
+        "_tw_tensor": Missing if torch is None else torch.Tensor,
+        "_tw_missing": Missing(),
         "_tw_plain": PLAIN,
         "_tw_constexpr": constexpr,
         "_tw_constant": constant_key,

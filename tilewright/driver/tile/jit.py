@@ -25,11 +25,12 @@ from tilewright.driver.tile.arguments import (
     BadArguments,
     TooWide,
     argument_of,
+    constant_key,
     handlers_of,
     leaves,
 )
 from tilewright.driver.tile.calls import DEFAULTS as DEFAULTS
-from tilewright.driver.tile.calls import IGNORED, Calls, Given, calls
+from tilewright.driver.tile.calls import IGNORED, Calls, Given, Missing, calls
 from tilewright.driver.tile.devices import GPU, gpu_of, of_options
 from tilewright.driver.tile.launch import (
     NATIVE,
@@ -310,7 +311,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         known = ", ".join(self.arg_names)
         unknown = [n for n in options if n not in IGNORED and n != "debug"]
         missing = [
-            p for p, v in zip(self.parameters, given, strict=True) if v.__class__ is _Missing
+            p for p, v in zip(self.parameters, given, strict=True) if v.__class__ is Missing
         ]
         if unknown:
             names = [p.name for p in missing] or [*self.arg_names, *IGNORED]
@@ -353,10 +354,6 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
                 kind = TooWide if isinstance(wrong, TooWide) else BadArguments
                 return kind(what, where=f"{self.file}:{self.line}", hint=wrong.hint)
         return problem
-
-
-class _Missing:
-    """Stands for an argument that a launch was not given."""
 
 
 class BadOption(Invalid, AssertionError):
