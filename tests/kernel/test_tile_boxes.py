@@ -28,7 +28,7 @@ from tilewright.kernel.check import verify
 from tilewright.kernel.defaults.grid_tiles import schedule_tile_grid
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
-from tilewright.kernel.nest import Acquire, Release, Stmt, Wait
+from tilewright.kernel.nest import Acquire, Barrier, Commit, Release, Stmt, Wait
 from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.distribute import Distribute
@@ -76,10 +76,10 @@ def judged(values: list[Any], want: np.ndarray, wider: int = 0) -> None:
 
 
 CASES = [
-    ((72, 72, 96), (64, 64, 64), True, False, 0),  # ends inside a tile: the engine brings zeros
-    ((64, 72, 96), (64, 64, 32), False, False, 16),  # short rows; rows that are longer in memory
-    ((64, 64, 96), (64, 64, 32), False, True, 16),
-    ((64, 64, 320), (64, 64, 64), True, True, 0),
+    ((72, 64, 96), (64, 64, 64), True, False, 0),  # ends inside a tile: the engine brings zeros
+    ((64, 64, 96), (64, 64, 32), False, True, 16),  # short rows; rows that are longer in memory
+    pytest.param((64, 72, 96), (64, 64, 32), False, False, 16, marks=pytest.mark.slow),
+    pytest.param((64, 64, 320), (64, 64, 64), True, True, 0, marks=pytest.mark.slow),
 ]
 
 
@@ -113,7 +113,7 @@ def test_code_of_products_is_right(
     judged(values, want, wider)
 
 
-@pytest.mark.parametrize("seed", drawn(range(40), 2))
+@pytest.mark.parametrize("seed", drawn(range(40), 1))
 def test_products_of_drawn_sizes(seed: int) -> None:
     r = random.Random(seed)
     print(f"seed {seed}")
@@ -148,6 +148,7 @@ def test_descriptors_of_the_host(monkeypatch: pytest.MonkeyPatch, specialise: bo
     torch.testing.assert_close(c.double(), a.double() @ b.double().T, rtol=2e-2, atol=2e-1)
 
 
+@pytest.mark.slow
 def test_attention_by_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     n, dim = 128, 64
     q, k, v, out = (torch_numbers(n, dim) for _ in range(4))
@@ -247,18 +248,20 @@ def test_a_producer_computes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "which", "says"),
+    ("specialise", "kind", "says"),
     [
-        (Wait, 0, "still read|still computes|before|not"),
-        (Acquire, 0, ""),
-        (Release, 0, ""),
+        (True, Wait, "still reads it"),
+        (True, Acquire, "no barrier between"),
+        (True, Release, "nothing goes on"),
+        (False, Barrier, "no barrier between"),
+        (False, Commit, "is in flight"),
     ],
 )
-def test_planted_faults_are_found(kind: type[Stmt], which: int, says: str) -> None:
-    kernel, values, _ = product((64, 64, 320), (64, 64, 64), specialise=True)
+def test_planted_faults_are_found(specialise: bool, kind: type[Stmt], says: str) -> None:
+    kernel, values, _ = product((64, 64, 320), (64, 64, 64), specialise=specialise)
     nest = scheduled(kernel)[1]
-    with pytest.raises((RunError, AssertionError, Exception), match=says):
-        run_broken(without(nest, kind, which), kernel, values)
+    with pytest.raises(RunError, match=says):
+        run_broken(without(nest, kind, 0), kernel, values)
 
 
 # ---- code
