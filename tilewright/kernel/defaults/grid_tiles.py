@@ -32,6 +32,7 @@ from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import layout_text
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, Wait, mentions, reads, walk
 from tilewright.kernel.pieces import pieces_in
+from tilewright.kernel.shared_places import shared_places
 from tilewright.kernel.step import Step, Trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.distribute import Distribute
@@ -91,22 +92,19 @@ def schedule_tile_grid(
         if not lost:
             break
         refused |= lost
-    if gathers and not _has_room(s.nest, grid):
-        return schedule_tile_grid(n, target, warps, stages, near, gather=False)
+    if not _has_room(s.nest, grid):
+        if gathers:
+            return schedule_tile_grid(n, target, warps, stages, near, gather=False)
+        if stages > 1:
+            return schedule_tile_grid(n, target, warps, stages - 1, near, gather)
     return tuple(s.trace), s.nest
 
 
 def _has_room(n: Nest, grid: Grid) -> bool:
-    """Is there shared memory for what is gathered, where operands lie that are used before, or
-    beside them?"""
-    sizes = {b: bytes_of(n, b) for b in _shared(n)}
-    gathered, apart = n.are(GATHERED) & sizes.keys(), apart_in_time(n, n.body)
-
-    def needed(name: str) -> int:
-        beside = [b for b in sizes if (b, name) not in apart and (name, b) not in apart]
-        return sum(sizes[b] for b in beside)
-
-    return all(needed(b) <= grid.block_shared - SPARE for b in gathered)
+    """Is there shared memory for all, with one place for what is used at different times?"""
+    buffers = [n.buffer(x) for x in _shared(n)]
+    sizes = {b.name: bytes_of(n, b.name) for b in buffers}
+    return shared_places(buffers, sizes, apart_in_time(n, n.body))[1] <= grid.block_shared - SPARE
 
 
 def fetched(s: Scheduler, stages: int, near: tuple[str, ...]) -> None:

@@ -127,7 +127,8 @@ class _Scan:
         out: list[Stmt] = []
         follows = handed_on(self.n, stmts) if all(q.kind in BLOCKS for q in path) else {}
         for k, s in enumerate(stmts):
-            if any(a.buffer in follows.get(k, ()) for a in pending):
+            # Where memory is handed on there is a barrier, which says so (apart_in_time).
+            if follows.get(k) and not (out and isinstance(out[-1], Barrier)):
                 out.append(Barrier())
                 pending = [a for a in pending if a.lasting is not None]
             one = isinstance(s, Loop) and (s.kind in ONE or self._tile(s))
