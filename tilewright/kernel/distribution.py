@@ -34,6 +34,7 @@ from tilewright.kernel.layouts import (
     Layout,
     axes_of,
     axis_parts,
+    resized,
     size,
     strides,
     whole,
@@ -147,9 +148,15 @@ class Distribution:
         return out
 
     def _place(self, i: Dim, d: Dim, by: Mapping[Sym, Layout]) -> Layout | None:
+        """The layout of an axis that is accessed so: all of it, or a part from some place on."""
         if d == 1:
             return ()
-        return by.get(D.the_sym(i)) if D.is_sym(i) else None
+        found = _part(i)
+        own = by.get(found[0]) if found is not None else None
+        if found is None or own is None or not isinstance(d, int):
+            return own
+        whole = own if size(own) == d else resized(own, d)
+        return whole if whole is not None and found[1] % size(own[1:]) == 0 else None
 
     def _common(self, p: Piece) -> Iterator[str]:
         """Local buffers that one thread writes for all: by an atomic operation, or where data say
@@ -406,7 +413,12 @@ class Distribution:
     def _at(self, name: str, at: tuple[Dim, ...], digits: Digits) -> tuple[Dim, ...]:
         """The place of an element in registers."""
         axes = self.registers[name]
-        own = [[v for v, _ in digits[D.the_sym(i)]] if x else [] for i, x in zip(at, axes)]
+        own: list[list[Dim]] = []
+        for i, x in zip(at, axes, strict=True):
+            var, begin = _part(i) or (None, 0)
+            own.append([v for v, _ in digits[var]] if x and var is not None else [])
+            if own[-1] and begin:
+                own[-1][0] = own[-1][0] + begin // size(x[1:])
         return tuple(own[k][j] for k, j in self._order(name))
 
     def _order(self, name: str) -> list[tuple[int, int]]:
@@ -524,6 +536,15 @@ class Distribution:
 
 
 _TRUE = fn("eq", const(0, i64), const(0, i64))
+
+
+def _part(i: Dim) -> tuple[Sym, int] | None:
+    """A variable and where it begins, if an index is that."""
+    begin = D.substitute(i, dict.fromkeys(D.symbols(i), 0))
+    rest = i - begin
+    if not isinstance(begin, int) or begin < 0 or not D.is_sym(rest):
+        return None
+    return D.the_sym(rest), begin
 
 
 def _condition(s: Stmt) -> list[Load]:
