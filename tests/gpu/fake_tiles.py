@@ -1,5 +1,5 @@
-"""Tile kernels on the GPU that is not there: launched on tensors that say they are on one, they take
-the way that they take on a GPU, and run as emulated code (tests/gpu/fake.py)."""
+"""Tile kernels on the GPU that is not there: launched on tensors that say they are on one, they
+take the way that they take on a GPU, and run as emulated code (tests/gpu/fake.py)."""
 
 from __future__ import annotations
 

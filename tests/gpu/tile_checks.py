@@ -174,7 +174,11 @@ def matmul(
 
 
 def matmul_variants(
-    size: int, block: tuple[int, int, int], warps: int, stages: int, dtype: torch.dtype | None = None
+    size: int,
+    block: tuple[int, int, int],
+    warps: int,
+    stages: int,
+    dtype: torch.dtype | None = None,
 ) -> Found:
     """How many versions of operands there are, whether a product goes on while the next iteration
     begins, and whether copies have whole rows of 128 bytes: as chosen by default, with one version
@@ -233,7 +237,6 @@ def described(
 ) -> Found:
     """A product by tensor descriptors: made by the kernel, or by the host where so many blocks walk
     over all tiles."""
-    m, n, k = sizes
     a, b, c, launch = _described(sizes, block, turned, specialise, walks)
     options = {"num_warps": warps, "num_stages": stages}
     others = {"eager": lambda: torch.mm(a, b.T if turned else b, out=c)}
@@ -385,9 +388,7 @@ CHECKS: dict[str, Callable[[], Found]] = {
         2048, (128, 128, 64), 4, 4, torch.float16
     ),
     "tile matmul variants by 32": lambda: matmul_variants(4096, (128, 128, 32), 4, 4),
-    "tile described matmul bf16 4096": lambda: described(
-        (4096, 4096, 4096), (128, 256, 64), 8, 3
-    ),
+    "tile described matmul bf16 4096": lambda: described((4096, 4096, 4096), (128, 256, 64), 8, 3),
     "tile described matmul bf16 4096 not turned": lambda: described(
         (4096, 4096, 4096), (128, 256, 64), 8, 3, turned=False
     ),

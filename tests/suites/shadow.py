@@ -1,6 +1,6 @@
 """Kernels that run on the processor are compiled for a GPU as well: what is refused there is noted.
 
-Code for a GPU is made on any machine, so a suite that runs here says how much of it could run there.
+Code for a GPU is made on any machine: a suite that runs here says how much of it could run there.
 """
 
 from __future__ import annotations

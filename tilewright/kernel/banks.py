@@ -111,8 +111,8 @@ def given_rows(b: Buffer, cells: np.ndarray) -> Turns:
 
 
 def conflicts(n: Nest, of: str = "") -> list[Conflict]:
-    """The accesses to shared memory (`of` one buffer) for which the first warp of a block takes more
-    turns than it has to, in the first iteration of every loop."""
+    """The accesses to shared memory (`of` one buffer) for which the first warp of a block takes
+    more turns than it has to, in the first iteration of every loop."""
     out: list[Conflict] = []
     for launch in launches(n.body):
         size = block_size(launch)

@@ -147,7 +147,5 @@ def changed_meanwhile(n: Nest, source: str, near: frozenset[tuple[str, str]]) ->
 
 def _around(path: Path, source: str) -> bool:
     """Is memory read in a loop around a place?"""
-    inside = (
-        s for q in path if q.kind == "serial" for body in bodies(q) for s, _ in walk(body)
-    )
+    inside = (s for q in path if q.kind == "serial" for body in bodies(q) for s, _ in walk(body))
     return any(isinstance(s, Store) and source in map(str, s.value.sources) for s in inside)

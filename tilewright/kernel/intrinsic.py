@@ -474,7 +474,13 @@ def _placed(
 
 
 def _boxed(
-    i: Intrinsic, n: Nest, operand: str, declared: tuple[Dim, ...], x: Load, store: Store, pairs: Pairs
+    i: Intrinsic,
+    n: Nest,
+    operand: str,
+    declared: tuple[Dim, ...],
+    x: Load,
+    store: Store,
+    pairs: Pairs,
 ) -> Operand | Mismatch:
     """An operand that is a box of an argument, or of an array behind a pointer."""
     b = n.buffer(str(x.source))

@@ -1,4 +1,4 @@
-"""Where the shared buffers of a block lie: those that are used at different times may have one place.
+"""Where the shared buffers of a block lie: what is used at different times may have one place.
 
 The emitter places them so, and schedules ask whether all fit before.
 """

@@ -1,9 +1,9 @@
 """Boxes of arrays: what the copy engine brings at a time.
 
-An argument says what array it is. Only addresses are known of a pointer: a copy out of it is `select(i < M & k < N, p[s*i+k], 0)`. The
-conditions say where the axes of an array end, and the index how far apart their elements are. What
-remains of the index is where the array begins. So a copy that a kernel wrote by a tensor descriptor
-is known again, and no less one that it wrote out.
+An argument says what array it is. Only addresses are known of a pointer: a copy out of it is
+`select(i < M & k < N, p[s*i+k], 0)`. The conditions say where the axes of an array end, and the
+index how far apart their elements are. What remains of the index is where the array begins. So a
+copy that a kernel wrote by a tensor descriptor is known again, and no less one that it wrote out.
 """
 
 from __future__ import annotations

@@ -107,7 +107,8 @@ def notes(naive: Nest, trace: tuple[Step, ...], target: Any) -> Iterator[str]:
         yield f"{stage} reads a tensor descriptor by plain loads: {why}"
     special = naive.are("specialised")
     if special and not any(isinstance(x, Roles) for x in trace):
-        yield f"no warp of its own issues copies in {', '.join(special)}: {_no_roles(before, share)}"
+        why = _no_roles(before, share)
+        yield f"no warp of its own issues copies in {', '.join(special)}: {why}"
 
 
 def _no_roles(before: Nest, share: Distribute) -> str:

@@ -156,7 +156,8 @@ def descriptor_kind(x: TensorDescriptor, base: Kind) -> Kind:
         sizes.append(Argument.scalar(DTYPES["i32"], unit if full else 1, positive=True))
         steps = Argument.scalar(DTYPES["i64"], unit if whole else 1, positive=whole)
         parts = [base.argument, *sizes, *[steps] * (rank - 1), Argument.constant(1)]
-        text = f"tensordesc<{base.text[1:]}[{','.join(map(str, block))}]{':16' * whole}{':full' * full}>"
+        known = f"{':16' * whole}{':full' * full}"
+        text = f"tensordesc<{base.text[1:]}[{','.join(map(str, block))}]{known}>"
         make = _Made(f"{text} {rank} {x.padding}", x.maker())
         found = _descriptors.setdefault(key, Kind(Argument.group(parts, make), text, base.gpu))
     return found

@@ -119,7 +119,7 @@ def bind(_tw_given):
         {bind}
         return {key}, {values}
 """
-# A launch as one before: tensors of torch itself at multiples of 16 bytes, all else the same. Classes
+# A launch as one before: tensors of torch itself at multiples of 16 bytes, all else the same. Types
 # are compared too, since 1 == 1.0 == True.
 _AGAIN = """\
 if {tensors}:
@@ -128,8 +128,9 @@ if {tensors}:
             _tw_known = _tw_again.get((_tw_grid, *_tw_now, *map(_tw_class, _tw_now)))
         except TypeError:  # without a hash
             _tw_known = None
-        if _tw_known is not None and _tw_grid[0].__class__ is _tw_grid[-1].__class__ is int and not (
-            {rest} or {busy}
+        if (
+            _tw_known is not None and _tw_grid[0].__class__ is _tw_grid[-1].__class__ is int
+            and not ({rest} or {busy})
         ):
             _tw_kernel, _tw_pack, _tw_words, _tw_go, _tw_on, _tw_sizes, {dtypes} = _tw_known
             {addresses}
@@ -292,5 +293,3 @@ def _remember(
 
 def _tuple(items: Sequence[str]) -> str:
     return f"({''.join(f'{x}, ' for x in items)})"
-
-

@@ -153,7 +153,8 @@ class GpuTile:
         body = "\n    ".join(lines)
         exec(f"def launch(values, given, grid):\n    {body}\n", scope)
         if self.code.reports < 0 and not maps:
-            exec(f"def words(values, grid):\n    return pack(0, *grid, {', '.join(given)})\n", scope)
+            all_words = f"pack(0, *grid, {', '.join(given)})"
+            exec(f"def words(values, grid):\n    return {all_words}\n", scope)
             self._words = scope["words"]
         return scope["launch"]
 

@@ -17,7 +17,6 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, overload
 
-from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
 from tilewright.base.untraced import untraced
@@ -60,6 +59,8 @@ from tilewright.lang.tile.language.types import constexpr, dtype_of
 from tilewright.lang.tile.lowering.state import APART, Aliasing
 
 T = TypeVar("T")
+
+
 class KernelInterface(Generic[T]):
     """What can be launched: it has `run`."""
 
@@ -310,9 +311,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         where = f"{self.file}:{self.line}"
         known = ", ".join(self.arg_names)
         unknown = [n for n in options if n not in IGNORED and n != "debug"]
-        missing = [
-            p for p, v in zip(self.parameters, given, strict=True) if v.__class__ is Missing
-        ]
+        missing = [p for p, v in zip(self.parameters, given, strict=True) if v.__class__ is Missing]
         if unknown:
             names = [p.name for p in missing] or [*self.arg_names, *IGNORED]
             close = get_close_matches(unknown[0], names, 1)

@@ -233,8 +233,8 @@ def _specialised(n: Nest) -> set[str]:
     the loops in them."""
     asked = n.are("specialised")
     loops = [x for x, _ in walk(n.body) if isinstance(x, Loop)]
-    inside = {y.name for x in loops if x.name in asked for y, _ in walk(x.body) if isinstance(y, Loop)}
-    return asked | inside
+    around = [x for x in loops if x.name in asked]
+    return asked | {y.name for x in around for y, _ in walk(x.body) if isinstance(y, Loop)}
 
 
 def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) -> tuple[int, bool]:

@@ -432,7 +432,9 @@ SIGNATURES: Mapping[str, Signature] = {
     ),
     "dot": Signature((3, 3), optional={"precision": _PRECISIONS}, rule=_dot),
     "histogram": Signature((1, 2), rule=_histogram),
-    "load": Signature((1, 3), optional={**_HINTS, "volatile": "bool", "described": "bool"}, rule=_load),
+    "load": Signature(
+        (1, 3), optional={**_HINTS, "volatile": "bool", "described": "bool"}, rule=_load
+    ),
     "store": Signature((2, 3), _NONE, optional=_HINTS, rule=_store),
     "atomic": Signature((2, 3), attrs={"kind": ATOMICS}, optional=_SHARED, rule=_atomic),
     "cas": Signature((3, 3), optional=_SHARED, rule=_cas),

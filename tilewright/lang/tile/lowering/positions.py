@@ -48,7 +48,7 @@ class Positions:
     assumed: dict[Dim, None] = field(default_factory=dict)  # to fit into 32 bits, without a proof
     known: Mapping[Atom, str] = field(default_factory=dict)  # what a launch knows, and program ids
     least: dict[Dim, None] = field(default_factory=dict)  # has to be positive in a launch
-    # Of loops that count upwards: what they count, and the same as a symbol that ends where they do.
+    # Of loops that count upwards: what they count, and that as a symbol which ends where they do.
     counted: dict[Sym, tuple[Dim, Dim]] = field(default_factory=dict)
 
     def most(self) -> tuple[Dim, ...]:
