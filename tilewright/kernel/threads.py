@@ -114,10 +114,12 @@ def apart_in_time(n: Nest, launch: tuple[Stmt, ...]) -> frozenset[tuple[str, str
     return frozenset(out)
 
 
-def handed_on(n: Nest, body: tuple[Stmt, ...]) -> dict[int, set[str]]:
-    """By statement that is the first to use a shared buffer, the shared buffers of the body that
-    are not used any more then."""
-    uses = uses_of(body, (b.name for b in n.buffers if b.scope == "shared"))
+def handed_on(n: Nest, body: tuple[Stmt, ...], inner: bool = False) -> dict[int, set[str]]:
+    """By statement that is the first to use a shared buffer, the shared buffers of the body (and of
+    `inner` statements) that are not used any more then."""
+    own = {s.buffer for s in body if isinstance(s, Alloc)}
+    shared = (b.name for b in n.buffers if b.scope == "shared" and (inner or b.name in own))
+    uses = uses_of(body, shared)
     out: dict[int, set[str]] = {}
     for first, _ in uses.values():
         gone = {name for name, (_, last) in uses.items() if last < first}

@@ -197,7 +197,10 @@ def test_overlapping_and_unaligned_tensors_are_noticed(
     x, out = torch.ones(129), torch.zeros(256)
     for _ in range(3):
         f[(4,)](x[:128], out, 100, 2, 0.5, BLOCK=32)
-    f[(4,)](x[1:], out, 100, 2, 0.5, BLOCK=32)
+    known = dict(f.again)
+    for _ in range(2):
+        f[(4,)](x[1:], out, 100, 2, 0.5, BLOCK=32)
     assert len(launches.modules) == 2, "another kernel, for addresses that are no multiples of 16"
+    assert f.again == known, "which is not the one of the others"
     f[(4,)](out[:128], out, 100, 2, 0.5, BLOCK=32)
     assert len(launches.modules) == 3, "another one, for tensors in the same memory"

@@ -125,14 +125,17 @@ _AGAIN = """\
 if {tensors}:
         try:
             _tw_now = {plain}
-            _tw_known = _tw_again.get((_tw_grid, *_tw_now, *map(_tw_class, _tw_now)))
+            _tw_on = {first}.get_device()
+            _tw_known = _tw_again.get(
+                (_tw_grid, _tw_on, {dtypes}, *_tw_now, *map(_tw_class, _tw_now))
+            )
         except TypeError:  # without a hash
             _tw_known = None
         if (
             _tw_known is not None and _tw_grid[0].__class__ is _tw_grid[-1].__class__ is int
             and not ({rest} or {busy})
         ):
-            _tw_kernel, _tw_pack, _tw_words, _tw_go, _tw_on, _tw_sizes, {dtypes} = _tw_known
+            _tw_kernel, _tw_pack, _tw_words, _tw_go, _tw_sizes = _tw_known
             {addresses}
             if (
                 {fit} and not ({either}) & 15
@@ -235,13 +238,13 @@ def _again(f: JITFunction[Any], tensors: frozenset[int]) -> str:
     names, own = f.arg_names, sorted(tensors)
     runtime = [k for k, p in enumerate(f.parameters) if not p.is_constexpr]
     addresses = [f"_tw_v{k}" for k in own]
-    fit = [f"_tw_v{k} and {names[k]}.dtype is _tw_d{k}" for k in own]
-    fit += [f"{names[k]}.get_device() == _tw_on" for k in own]
+    fit = [*addresses, *(f"{names[k]}.get_device() == _tw_on" for k in own[1:])]
     options = ('_tw_options.get("num_warps")', '_tw_options.get("num_stages")')
     return _AGAIN.format(
         tensors=" and ".join(f"{names[k]}.__class__ is _tw_tensor" for k in own),
         plain=_tuple([*(n for k, n in enumerate(names) if k not in tensors), *options]),
-        dtypes=", ".join(f"_tw_d{k}" for k in own),
+        first=names[own[0]],
+        dtypes=", ".join(f"{names[k]}.dtype" for k in own),
         addresses="; ".join(f"_tw_v{k} = {names[k]}.data_ptr()" for k in own),
         fit=" and ".join(fit),
         either=" | ".join(addresses),
@@ -271,8 +274,9 @@ def _remember(
     usual = all(x.__class__ in PLAIN or (x.__class__ is float and x and x == x) for x in plain)
     runtime = [k for k, p in enumerate(f.parameters) if not p.is_constexpr]
     order = [runtime.index(k) for k in sorted(tensors) if k in runtime]
+    aligned = not any(values[k] & 15 for k in order)
     frozen = None
-    if usual and len(order) == len(tensors) and tensors:
+    if usual and aligned and len(order) == len(tensors) and tensors:
         frozen = kernel.launchable.frozen(kernel.pick, values, order, sizes)
     if frozen is None:
         kernel.remembers = False
@@ -286,7 +290,8 @@ def _remember(
     if len(f.again) >= MOST_AGAIN:
         f.again.clear()
     dtypes = [given[k].dtype for k in sorted(tensors)]
-    f.again[(grid, *plain, *map(type, plain))] = (kernel, *frozen, kernel.gpu, sizes, *dtypes)
+    key = (grid, kernel.gpu, *dtypes, *plain, *map(type, plain))
+    f.again[key] = (kernel, *frozen, sizes)
     if first:
         f.use_calls(calls(f, tensors))
 

@@ -125,10 +125,14 @@ class _Scan:
         self, stmts: tuple[Stmt, ...], path: Path, pending: list[Access]
     ) -> tuple[tuple[Stmt, ...], list[Access]]:
         out: list[Stmt] = []
-        follows = handed_on(self.n, stmts) if all(q.kind in BLOCKS for q in path) else {}
+        tiles = self.step.tiles
+        follows = handed_on(self.n, stmts, tiles) if all(q.kind in BLOCKS for q in path) else {}
         for k, s in enumerate(stmts):
-            # Where memory is handed on there is a barrier, which says so (apart_in_time).
-            if follows.get(k) and not (out and isinstance(out[-1], Barrier)):
+            gone = follows.get(k, ())
+            # A barrier says that memory is handed on (apart_in_time). Of tile kernels, which have
+            # many tiles, that is said in any case.
+            hands = bool(gone) if tiles else any(a.buffer in gone for a in pending)
+            if hands and not (out and isinstance(out[-1], Barrier)):
                 out.append(Barrier())
                 pending = [a for a in pending if a.lasting is not None]
             one = isinstance(s, Loop) and (s.kind in ONE or self._tile(s))
