@@ -166,6 +166,8 @@ def test_who_gives_no_answer_is_out(tmp_path: Path) -> None:
 class Inside:
     """A worker in this very process."""
 
+    patience = 1.0
+
     def __init__(self, common: dict[str, Any], *_: object) -> None:
         self.common, self.worker = common, Worker()
 
@@ -257,6 +259,53 @@ def test_first_calls_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.capture and found.timings == {} and len(steps) == plan.steps()
     (case,) = chosen([f"{program}:unknown"])
     assert "has no unknown" in (run.measure(case, plan, tmp_path, steps.append).failed or "")
+
+
+def test_cases_get_ready_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds begin when all contenders of all cases are ready, or are out."""
+    said: list[str] = []
+
+    class Told:
+        """A worker that only says what it would do."""
+
+        def __init__(self, common: dict[str, Any], _: object, patience: float) -> None:
+            self.case, self.patience, self.name = common["case"]["name"], patience, ""
+
+        def ask(self, do: str, **more: Any) -> dict[str, Any]:
+            said.append(do)
+            self.name = more.get("contender", self.name)
+            if do == "judge" and self.case == "gelu":
+                raise Failed("no gelu here")
+            if do == "prepare" and self.name == "late":
+                assert self.patience <= 5
+                raise Failed("it gave no answer within 5 s")
+            facts = {"weights": 0, "flops": 0, "read": 1, "written": 1, "repeats": 1}
+            memory = {"activations": 1, "weights": 1}
+            found = {"first": 2.0, "resident": 1, "error": 0.0, "problem": None, "fallbacks": 0}
+            return {**facts, **memory, **found, "found": 1.0 if self.name == "eager" else 0.5}
+
+        def close(self) -> None:
+            said.append("close")
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+    monkeypatch.setattr(run, "Process", Told)
+    monkeypatch.setattr(run, "SETTLE_SECONDS", 0.0)
+    plan = run.Plan(("eager", "late"), 1, device="cuda", together=3, within=5.0)
+    cases = [ALL[name] for name in ("softmax", "gelu", "relu")]
+    softmax, gelu, relu = run.measure_together(cases, plan, tmp_path, lambda text: None)
+    assert gelu.failed == "eager itself does not run: no gelu here" and gelu.timings == {}
+    for found in (softmax, relu):
+        assert found.ratios["eager"][0] == 2.0 and found.first_calls["tilewright"].cold == 2.0
+        assert found.timings["late"].problem == "it gave no answer within 5 s"
+        assert found.timings["tilewright"].fallbacks == 0 and found.failed is None
+    ready, round_ = (said.count(x) for x in ("prepare", "round"))
+    assert (ready, round_) == (6, 2 * 2 * MIN_ROUNDS)
+    assert "prepare" not in said[said.index("warm_up") :]
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,14 @@ from tests.gpu.product_checks import (
 )
 from tests.gpu.programs import PROGRAMS
 from tests.gpu.random_products import drawn as drawn_product
+from tests.gpu.row_checks import LARGE, RAGGED, row_checks
 from tests.gpu.tile_checks import CHECKS
 from tests.gpu.timing import host_seconds, medians
+from tests.gpu.warp_checks import warp_checks
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver.program.grid_run import GridKernel, GridProgram, target_of
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
-from tilewright.kernel.defaults import grids
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.driver import CudaError
 from tilewright.runtime.cuda.memory import Memory, TensorMap
@@ -53,7 +54,6 @@ from tilewright.runtime.cuda.module import Launcher, Module
 from tilewright.runtime.cuda.stream import Event, Graph, Stream
 
 Found = dict[str, Any]
-LARGE, RAGGED = (8192, 4096), (8191, 4099)
 SHORT_ROWS = ((262144, 128), (65536, 768))
 TORCH = {f32: torch.float32, bf16: torch.bfloat16}
 
@@ -465,45 +465,6 @@ def program(name: str, d: DType, size: tuple[int, int], inductor: bool) -> Found
     return found
 
 
-ROWS_VARIED = (
-    ("softmax", bf16, LARGE),
-    ("softmax", bf16, RAGGED),
-    ("layer_norm", bf16, LARGE),
-    ("rms_norm", f32, LARGE),
-    ("rms_norm", bf16, RAGGED),
-)
-
-
-def variants() -> Found:
-    """Other numbers in default schedules: elements of a row that a thread has, threads of a map."""
-    said: list[str] = []
-    for name, d, size in ROWS_VARIED:
-        said.append(
-            f"{name} {d} {size[0]}x{size[1]}: " + _varied(name, d, size, "SHARE", (8, 16, 32))
-        )
-    for d, size in ((bf16, LARGE), (f32, LARGE), (bf16, RAGGED)):
-        found = _varied("cross_entropy", d, size, "READ_SHARE", (16, 32, 64))
-        said.append(f"cross_entropy {d} {size[0]}x{size[1]}: {found}")
-    for name in ("add", "chain"):
-        said.append(f"{name} bf16: " + _varied(name, bf16, LARGE, "THREADS", (128, 256, 512)))
-    return {"facts": "; ".join(said)}
-
-
-def _varied(name: str, d: DType, size: tuple[int, int], what: str, values: tuple[int, ...]) -> str:
-    sets = [_inputs(name, d, size) for _ in range(4)]
-    contenders: dict[str, list[Callable[[], object]]] = {}
-    usual = getattr(grids, what)
-    try:
-        for k in values:
-            setattr(grids, what, k)
-            p = GridProgram(PROGRAMS[name](d, *size))
-            contenders[f"{what.lower()} {k}"] = [lambda x=x, p=p: p(*x) for x in sets]
-    finally:
-        setattr(grids, what, usual)
-    t = medians(contenders, 20)
-    return ", ".join(f"{k} {v * 1e6:.1f} us" for k, v in t.items())
-
-
 def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.double() if x.is_floating_point() else x
 
@@ -553,8 +514,9 @@ def checks(inductor: bool) -> Iterator[Check]:
                 yield _program(name, d, size, inductor)
     for name, f in conv_checks(check):
         yield Check(name, f, seconds=120.0)
-    yield Check("variants", variants)
-    for name, f in CHECKS.items():
+    for name, f in row_checks(PROGRAMS, REFERENCES, _inputs):
+        yield Check(name, f, seconds=90.0)
+    for name, f in (*warp_checks(), *CHECKS.items()):
         yield Check(name, f, seconds=120.0)
     for name, f in (*attention_checks(), *attention_gradient_checks()):
         yield Check(name, f, seconds=90.0)

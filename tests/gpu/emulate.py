@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.gpu.emulate_bounds import BESIDE, Arenas, with_bounds
 from tests.gpu.emulate_warps import (
     NUMBERS,
     PATIENCE,
@@ -46,6 +47,7 @@ WARP = 32
 # Without instructions for bfloat16, which this processor may lack.
 PLAIN = targets.get("cuda:75")
 CANARY = 0xA5
+LARGEST = 256 << 10  # bytes of shared memory
 
 
 # An atomic update as an instruction of a GPU.
@@ -53,6 +55,12 @@ _UPDATE = re.compile(
     r"(%[\w.]+) = call (\w+) asm sideeffect "
     r'"atom\.global\.gpu\.(\w+)\.(\w+)(?:\.noftz)?\.(bf|\w)\d+ \$0, \[\$1\], \$2;", '
     r'"[^"]*"\(ptr (%[\w.]+), \w+ ([^)]*)\)'
+)
+
+# One whose result nobody needs.
+_RELEASE = re.compile(
+    r'call void asm sideeffect "red\.release\.gpu\.global\.add\.u32 \[\$0\], \$1;", "[^"]*"'
+    r"\(ptr addrspace\(1\) %([\w.]+), i32 (%[\w.]+)\)"
 )
 
 
@@ -75,10 +83,11 @@ def for_processor(text: str) -> str:
     """The module for this processor: one address space, and calls where a GPU has registers."""
     text = re.sub(
         r"= external addrspace\(3\) global \[0 x i8\]",
-        "= internal global [262144 x i8] undef",
+        f"= global [{LARGEST + BESIDE} x i8] undef",
         text,
     )
     text = re.sub(r'\n *call void asm sideeffect "(cp.async.bulk.)?prefetch[^\n]*', "", text)
+    text = _RELEASE.sub(r"%released.\1 = atomicrmw add ptr addrspace(1) %\1, i32 \2 release", text)
     text = text.replace(MAP, "ptr")
     text = re.sub(r" ?addrspace\(\d\)", "", text)
     text = re.sub(
@@ -89,7 +98,7 @@ def for_processor(text: str) -> str:
     text = text.replace('syncscope("device") ', "")
     text = _UPDATE.sub(_updated, text)
     text = re.sub(r"@llvm\.nvvm\.([\w.]+)", lambda m: "@nvvm_" + m[1].replace(".", "_"), text)
-    return with_structures(text) + (_TO_BF16 if "fptrunc" in text else "")
+    return with_bounds(with_structures(text) + (_TO_BF16 if "fptrunc" in text else ""))
 
 
 # LLVM calls it where the processor has no instruction; older libraries of compilers lack it.
@@ -209,6 +218,7 @@ class Threads:
         self.lock = threading.Lock()
         self.values: list[Any] = []
         self.functions = Functions()
+        self.arenas = Arenas()
         self.failed: list[BaseException] = []
 
     def symbols(self) -> Mapping[str, int]:
@@ -226,13 +236,16 @@ class Threads:
 
             self.functions.given[name] = lambda: ctypes.CFUNCTYPE(result, *arguments)(kept)
 
+        self.functions.given["tw_arenas"] = lambda: self.arenas.table
+        self.arenas.symbols(give)
         number = ctypes.c_int32
         for k, axis in enumerate("xyz"):
             give(f"nvvm_read_ptx_sreg_tid_{axis}", number, (), lambda k=k: self.mine.thread[k])
             give(f"nvvm_read_ptx_sreg_ctaid_{axis}", number, (), lambda k=k: self.mine.block[k])
         give("nvvm_barrier_cta_sync_aligned_all", None, (number,), lambda _: self._wait())
-        for order in ("", "_relaxed"):
-            give(f"nvvm_barrier_cluster_arrive{order}_aligned", None, (), lambda: None)
+        give("nvvm_barrier_cluster_arrive_relaxed_aligned", None, (), lambda: None)
+        released = lambda: self.arrivals.release(self.mine.number)  # noqa: E731
+        give("nvvm_barrier_cluster_arrive_aligned", None, (), released)
         give("nvvm_barrier_cluster_wait_aligned", None, (), lambda: self._meet(self.together))
         name = "nvvm_barrier_cta_sync_aligned_count"
         give(name, None, (number, number), lambda k, n: self._some(k, n).wait(PATIENCE))
@@ -279,8 +292,7 @@ class Threads:
             give(f"{name}_s", None, (address, address, number), part)
         self.arrivals = Arrivals()
         give("nvvm_mbarrier_init", None, (address, number), self._begin)
-        far = lambda at, block: self.arrivals.arrive_at(self.mine.rank, at, block)  # noqa: E731
-        give("nvvm_mbarrier_arrive_at", None, (address, number), far)
+        give("nvvm_mbarrier_arrive_at", None, (address, number), self._arrive_at)
         give("nvvm_mbarrier_arrive", None, (address,), self.arrivals.arrive)
         give("nvvm_mbarrier_expect_tx", None, (address, number), self.arrivals.expect)
         give("nvvm_mbarrier_try_wait", None, (address, number), self.arrivals.wait)
@@ -322,6 +334,9 @@ class Threads:
 
     def _begin(self, at: int, count: int) -> None:
         self.arrivals.begin(at, self.mine.rank, count)
+
+    def _arrive_at(self, at: int, block: int) -> None:
+        self.arrivals.arrive_at(self.mine.rank, at, block, self.mine.number)
 
     def _warp_wait(self, mask: int) -> None:
         """Threads of a warp wait for each other: all, or the first ones of the only one."""
@@ -372,7 +387,8 @@ class Threads:
         self.warps = [Meeting(size) for _ in blocks for size in sizes]
         self.groups = [Meeting(4 * WARP) for _ in range(wide * len(blocks) // 4 // WARP)]
         self.values = [None] * (wide * len(blocks))
-        self.arrivals.first.clear()
+        self.arrivals.start()
+        running = [each] * len(blocks)  # threads
         failed = self.failed
         failed.clear()
         ended: list[int] = []
@@ -387,6 +403,10 @@ class Threads:
             self.mine.lock.acquire()
             try:
                 functions[rank](*args)
+                with self.lock:
+                    running[rank] -= 1
+                if not running[rank]:
+                    self.arrivals.end(rank)
             except BaseException as e:
                 failed.append(e)
             ended.append(n)
@@ -404,9 +424,11 @@ class Threads:
         """The same of threads that do not wait for each other, which is much quicker."""
         x, y, z = launch.threads
         self.mine.block, self.mine.rank = block, 0
+        self.failed.clear()
         for k in range(x * y * z):
             self.mine.number, self.mine.thread = k, (k % x, k // x % y, k // (x * y))
             function(*args)
+        assert not self.failed, f"threads failed: {self.failed}"
 
 
 def run(
@@ -463,6 +485,9 @@ class Loaded:
         parameters = [*parameters, *(m.ctypes.data for m in maps)]
         made = ctypes.CFUNCTYPE(None, *kinds)
         functions = [made(y.address(x.symbol)) for y in self.libraries[: x.cluster]]
+        for k, y in enumerate(self.libraries[: x.cluster] if x.shared else ()):
+            name = f"{x.symbol}_shared"
+            self.threads.arenas.put(f"{name} {k}", y.address(name), x.shared, 0)
         gx, gy, gz = blocks
         places = [(k % gx, k // gx % gy, k // (gx * gy)) for k in range(gx * gy * gz)]
         for k in range(0, len(places), x.cluster):
@@ -475,14 +500,18 @@ def run_kernels(
     memory: dict[str, tuple[np.ndarray, int, int]] = {}
     for b in (*made.arguments, *made.scratch):
         size = scratch_bytes(b, sizes)
-        raw = np.full(size + 512, CANARY, np.uint8)
-        start = -raw.ctypes.data % 256 + (alignment if alignment < 16 else 0)
+        raw = np.full(size + 512 + 2 * BESIDE, CANARY, np.uint8)
+        off = max(alignment, b.dtype.bytes) if alignment < 16 else 0
+        start = -raw.ctypes.data % 256 + BESIDE + off
         if b.name in arrays:
             laid = arrays[b.name] if b.packed_as is None else b.packed_as.map.pack(arrays[b.name])
             given = to_memory(np.ascontiguousarray(laid), b.dtype)
             raw[start : start + size] = np.frombuffer(given.tobytes(), np.uint8)
         memory[b.name] = raw, start, size
-    for p in Loaded(made).planned(sizes):
+    loaded = Loaded(made)
+    for name, (raw, start, size) in memory.items():
+        loaded.threads.arenas.put(name, raw.ctypes.data + start, size)
+    for p in loaded.planned(sizes):
         places = [memory[x] for x in p.arguments]
         p.launch.again([*(raw.ctypes.data + start for raw, start, _ in places), *p.dims], p.blocks)
     out: dict[str, np.ndarray] = {}

@@ -327,25 +327,44 @@ class _Barrier:
 
     count: int
     left: int  # arrivals of this phase
+    block: int  # of a cluster, in whose memory it is
     phase: int = 0
     bytes_left: int = 0
     copies: list[tuple[Any, ...]] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)  # threads of other blocks, on their way here
 
 
 class Arrivals:
     """Memory barriers of the blocks of a cluster and the copies they wait for. Nothing arrives
     before somebody waits, and then only what was asked for in the phase; until then there is
-    garbage where it goes."""
+    garbage where it goes. Threads of other blocks arrive as late: when somebody waits for them, or
+    when they release what they did to the cluster. Nothing may arrive at a block that has ended."""
 
     def __init__(self) -> None:
         self.barriers: dict[int, _Barrier] = {}
         self.first: dict[int, int] = {}  # by block of a cluster, the address of its first one
+        self.ended: set[int] = set()  # blocks
         self.changed = threading.Condition()
+
+    def start(self) -> None:
+        """Another cluster."""
+        self.barriers.clear()
+        self.first.clear()
+        self.ended.clear()
 
     def begin(self, at: int, block: int, count: int) -> None:
         with self.changed:
-            self.barriers[at] = _Barrier(count, count)
+            self.barriers[at] = _Barrier(count, count, block)
             self.first[block] = min(at, self.first.get(block, at))
+
+    def end(self, block: int) -> None:
+        """All its threads have ended, and its memory is another one's."""
+        with self.changed:
+            self.ended.add(block)
+            own = [b for b in self.barriers.values() if b.block == block]
+            what = "a block has ended, and {} on their way to its memory"
+            assert not any(b.late for b in own), what.format("arrivals of others are")
+            assert not any(b.copies for b in own), what.format("copies are")
 
     def arrive(self, at: int) -> None:
         with self.changed:
@@ -354,9 +373,25 @@ class Arrivals:
             b.left -= 1
             self._ended(b)
 
-    def arrive_at(self, block: int, at: int, other: int) -> None:
+    def arrive_at(self, block: int, at: int, other: int, thread: int) -> None:
         """At the same memory barrier of another block of the cluster."""
-        self.arrive(at + self.first[other] - self.first[block])
+        there = at + self.first[other] - self.first[block]
+        if other == block:
+            self.arrive(there)
+            return
+        with self.changed:
+            assert other not in self.ended, "a thread arrives at a block that has ended"
+            self.barriers[there].late.append(thread)
+            self.changed.notify_all()
+
+    def release(self, thread: int) -> None:
+        """What a thread has done, other blocks see that it meets from here on."""
+        with self.changed:
+            for b in self.barriers.values():
+                while thread in b.late:
+                    b.late.remove(thread)
+                    b.left -= 1
+                    self._ended(b)
 
     def expect(self, at: int, count: int) -> None:
         with self.changed:
@@ -380,6 +415,7 @@ class Arrivals:
             size = int(head[1]) * int(np.prod(numbers[3 + 2 * rank : 3 + 3 * rank]))
             ctypes.memset(to, 0xFF, size)
             b = self.barriers[at]
+            assert b.block not in self.ended, "a copy to the memory of a block that has ended"
             b.copies.append((to, numbers.copy(), tuple(reversed(places))))
             if not b.left:
                 self.changed.notify_all()
@@ -389,6 +425,10 @@ class Arrivals:
             b = self.barriers[at]
 
             def over() -> bool:
+                while b.late and b.left and b.phase % 2 == parity:
+                    b.late.pop(0)
+                    b.left -= 1
+                    self._ended(b)
                 if not b.left and b.phase % 2 == parity:
                     for x in b.copies:
                         b.bytes_left -= _copied(*x)

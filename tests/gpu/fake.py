@@ -56,7 +56,7 @@ class FakeLibrary:
         self.nodes: dict[int, tuple[Any, ...]] = {}
         self.recorded: dict[int, Callable[[], None]] = {}  # graphs of libraries
         self.times: dict[int, float] = {}  # of events
-        self.replays = 0
+        self.replays = self.loose = 0
         self._next = 1000
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -177,10 +177,20 @@ class FakeLibrary:
         self, out: Any, graph: Any, needs: Any, count: int, params: int
     ) -> None:
         nodes = self.graphs[graph.value]
-        assert count == (1 if nodes else 0), "launches run one after the other"
-        assert not nodes or needs._obj.value == nodes[-1]
+        assert count == 0 or needs._obj.value == nodes[-1], "launches run one after the other"
         out._obj.value = self.new(self._node(params), self.nodes)
+        if nodes and not count:
+            self.loose = out._obj.value  # until it gets a place by an edge
         nodes.append(out._obj.value)
+
+    def do_cuGraphAddDependencies_v2(
+        self, graph: Any, first: Any, then: Any, kinds: Any, count: int
+    ) -> None:
+        """A kernel that begins when the one before lets it."""
+        nodes = self.graphs[graph.value]
+        assert [first._obj.value, then._obj.value] == nodes[-2:] and count == 1
+        assert bytes(kinds._obj) == bytes([1, 0, 1, 0, 0, 0, 0, 0]) and self.loose == nodes[-1]
+        self.loose = 0
 
     def do_cuGraphAddChildGraphNode(
         self, out: Any, graph: Any, needs: Any, count: int, below: int
@@ -201,6 +211,7 @@ class FakeLibrary:
         return module, name, tuple(p.blocks), tuple(p.threads), module.values(name, places)
 
     def do_cuGraphInstantiateWithFlags(self, out: Any, graph: Any, _: int) -> None:
+        assert not self.loose, "launches run one after the other"
         out._obj.value = self.new(list(self.graphs[graph.value]), self.graphs)
 
     def do_cuGraphExecKernelNodeSetParams_v2(self, graph: int, node: int, params: int) -> None:

@@ -1,5 +1,6 @@
 """Where the host's time of a call goes, and the GPU's, launch by launch:
-`python -m tests.gpu.host_profile bert …` (models of tilewright.bench in bfloat16)."""
+`python -m tests.gpu.host_profile bert …` (models of tilewright.bench in bfloat16). With
+TILEWRIGHT_PLAIN_CAPTURE=0 graphs go through AOTAutograd: what the first call gains without."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def profile(name: str) -> None:
     for _ in range(3):
         out = fast(*ex.inputs)
     seen = {"function": ex.module, "args": ex.inputs, "kwargs": {}}
-    check, quick = fast._entries[0][0], list(fast._quick.values())
+    (check, run), quick = fast._entries[0], list(fast._quick.values())
     (p,) = fast.units[0].programs
     assert isinstance(p, CudaProgram)
     phases = p.details.phases
@@ -79,7 +80,9 @@ def profile(name: str) -> None:
     print(
         f"{name}: call {host_us(lambda: fast(*ex.inputs)):.1f} us,"
         f" guards {host_us(lambda: check(seen)):.1f},"
-        f" of a module as it was {host_us(lambda: [f(seen) for f, _ in quick]):.1f},"
+        f" of a module as it was {host_us(lambda: [f(seen) for f, _ in quick]):.1f}"
+        f" and then {host_us(lambda: [f(ex.inputs, {}) for _, f in quick]):.1f},"
+        f" Dynamo's code {host_us(lambda: run(ex.module, ex.inputs, {})):.1f},"
         f" weights {host_us(lambda: bound(tensors)) if bound is not None else 0:.1f},"
         f" a result {host_us(lambda: torch.empty_like(out[0])):.1f},"
         f" graph {host_us(lambda: replay(stream)):.1f} of {len(shape.plan.actions)} launches,"

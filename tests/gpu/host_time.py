@@ -1,6 +1,7 @@
 """What the host does in a call of a program on a GPU, in microseconds of processor time, without a
-GPU: `python -m tests.gpu.host_time`. A stand-in for libcuda answers at once, so that what is left
-is ours and Dynamo's. Wall-clock times on a GPU: tests/gpu/host_profile.py."""
+GPU: `python -m tests.gpu.host_time`, or with `--models bert resnet50` (of tilewright.bench). A
+stand-in for libcuda answers at once, so that what is left is ours and Dynamo's. Wall-clock times on
+a GPU: tests/gpu/host_profile.py."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from torch import nn
 
 from tests.gpu.fake import FakeLibrary, on_fake_gpu
 from tilewright.driver.torch.api import Compiled
+from tilewright.driver.torch.backend import Session
+from tilewright.driver.torch.options import TorchOptions
 from tilewright.runtime.cuda.device import describe
 from tilewright.runtime.cuda.driver import Driver
 from tilewright.runtime.cuda.machine import Machine
@@ -26,7 +29,9 @@ CALLS = 300
 
 
 class Idle(FakeLibrary):
-    """It takes every launch and does nothing."""
+    """A GPU that takes every launch and does nothing."""
+
+    multiprocessors = 132
 
     def do_cuModuleLoadDataEx(self, out: Any, *_: Any) -> None:
         out._obj.value = 1
@@ -88,12 +93,13 @@ def cpu_us(call: Callable[[], object], calls: int = CALLS) -> float:
     return median(found)
 
 
-def parts(fast: Compiled, x: torch.Tensor) -> dict[str, float]:
+def parts(fast: Compiled, args: tuple[torch.Tensor, ...]) -> dict[str, float]:
     """A call and what is in it."""
     for _ in range(8):
-        fast(x)
-    seen = {"function": fast.original, "args": (x,), "kwargs": {}}
+        fast(*args)
+    seen = {"function": fast.original, "args": args, "kwargs": {}}
     check, run = fast._entries[0]
+    fits, call = fast._quick[0]
     unit = fast.units[0]
     bound = unit._bound
     (program,) = unit.programs
@@ -101,28 +107,41 @@ def parts(fast: Compiled, x: torch.Tensor) -> dict[str, float]:
     taken: list[list[Any]] = []
     unit_call = unit.direct
 
-    def record(args: list[Any]) -> list[Any]:
-        taken.append(list(args))
-        return unit_call(args)
+    def record(given: list[Any]) -> list[Any]:
+        taken.append(list(given))
+        return unit_call(given)
 
     (entry,) = (e for e in _entries(fast))
-    fast.runner(entry, record)(fast.original, (x,), {})
-    args = taken[0]
-    outs = unit_call(list(args))
+    fast.runner(entry, record)(fast.original, args, {})
+    given = taken[0]
+    outs = unit_call(list(given))
     tensors = bound.tensors
     now = bound(tensors)
-    others, results = [x.data_ptr()], [o.data_ptr() for o in outs]
+    others = [x.data_ptr() for x in given if not any(x is t for t in tensors)]
+    results = [o.data_ptr() for o in outs]
     return {
-        "call": cpu_us(lambda: fast(x)),
+        "call": cpu_us(lambda: fast(*args)),
         "guards of Dynamo": cpu_us(lambda: check(seen)),
-        "the same, of a module as it was": cpu_us(lambda: fast._quick[0][0](seen)),
-        "code of Dynamo with ours": cpu_us(lambda: run(fast.original, (x,), {})),
-        "ours": cpu_us(lambda: unit_call(list(args))),
+        "the same, of a module as it was": cpu_us(lambda: fits(seen)),
+        "  what is not the module's": cpu_us(lambda: fits.__self__._rest(seen)),
+        "code of Dynamo with ours": cpu_us(lambda: run(fast.original, args, {})),
+        "the same, of a module as it was ": cpu_us(lambda: call(args, {})),
+        "ours": cpu_us(lambda: unit_call(list(given))),
         "  weights": cpu_us(lambda: bound(tensors)),
-        "  a result": cpu_us(lambda: torch.empty_strided((4, 16), (16, 1), dtype=x.dtype)),
+        "  a result": cpu_us(lambda: torch.empty_strided((4, 16), (16, 1), dtype=torch.float32)),
         "  run": cpu_us(lambda: program.run_bound(now, others, results)),
         "  device": cpu_us(lambda: program.machine.device.leave(program.machine.device.enter())),
     }
+
+
+def through_torch(net: nn.Module, machine: Machine, args: tuple[torch.Tensor, ...]) -> float:
+    """The same call by torch.compile with our backend."""
+    torch._dynamo.reset()
+    session = Session(TorchOptions.parse({}), machines=lambda device: machine)
+    fast = torch.compile(net, backend=session.backend)
+    for _ in range(8):
+        fast(*args)
+    return cpu_us(lambda: fast(*args))
 
 
 def _entries(fast: Compiled) -> list[Any]:
@@ -134,14 +153,24 @@ def _entries(fast: Compiled) -> list[Any]:
 def main() -> None:
     given = argparse.ArgumentParser()
     given.add_argument("--layers", type=int, nargs="*", default=[1, 12])
+    given.add_argument("--models", nargs="*", default=[])
+    chosen = given.parse_args()
     torch.set_grad_enabled(False)
-    for layers in given.parse_args().layers:
-        net, x = model(layers), torch.randn(4, 16)
+    cases: list[tuple[str, nn.Module, tuple[torch.Tensor, ...]]] = []
+    if chosen.models:
+        from tilewright.bench.models import build  # needs Hugging Face's transformers
+
+        built = [(name, build(name, False)) for name in chosen.models]
+        cases = [(name, ex.module, ex.inputs) for name, ex in built]
+    else:
+        cases = [(f"{n} layers", model(n), (torch.randn(4, 16),)) for n in chosen.layers]
+    for name, net, args in cases:
         weights = sum(1 for _ in net.parameters())
         fast = on_fake_gpu(net, idle_machine())
-        print(f"{layers} layers, {weights} weights", flush=True)
-        for name, us in parts(fast, x).items():
-            print(f"  {us:8.1f} us  {name}", flush=True)
+        print(f"{name}, {weights} weights", flush=True)
+        for what, us in parts(fast, args).items():
+            print(f"  {us:8.1f} us  {what}", flush=True)
+        print(f"  {through_torch(net, idle_machine(), args):8.1f} us  a call by torch.compile")
         torch._dynamo.reset()
 
 

@@ -146,13 +146,15 @@ def last_call() -> Found:
     return {"facts": said[0]}
 
 
-def training(build: Callable[[], tuple[nn.Module, tuple[Any, ...]]], inductor: bool) -> Found:
+def training(
+    build: Callable[[torch.device], tuple[nn.Module, tuple[Any, ...]]], inductor: bool
+) -> Found:
     """Forward and backward of a loss: gradients by eager's in float64, then the time of a step."""
     import copy
 
     torch._dynamo.reset()  # or inputs of another model of the same class would be of any size
     with torch.enable_grad():
-        module, inputs = build()
+        module, inputs = build(torch.device("cuda"))
         fast = torch.compile(module, backend="tilewright", options={"strict": True})
         exact = copy.deepcopy(module).double()
         wide = tuple(x.double() if x.is_floating_point() else x for x in inputs)
@@ -160,7 +162,7 @@ def training(build: Callable[[], tuple[nn.Module, tuple[Any, ...]]], inductor: b
         grads = []
         for m, f, given in ((module, module, inputs), (module, fast, inputs), (exact, exact, wide)):
             m.zero_grad(set_to_none=True)
-            _loss(f(*given)).backward()
+            loss_of(f(*given)).backward()
             # What the loss does not use has no gradient in eager, and zeros where it is compiled.
             grads.append([_gradient(p) for p in m.parameters()])
         for theirs, ours, want in zip(*grads, strict=True):
@@ -171,7 +173,7 @@ def training(build: Callable[[], tuple[nn.Module, tuple[Any, ...]]], inductor: b
         def step(f: Callable[..., Any]) -> Callable[[], object]:
             def run() -> None:
                 module.zero_grad(set_to_none=True)
-                _loss(f(*inputs)).backward()
+                loss_of(f(*inputs)).backward()
 
             return run
 
@@ -188,25 +190,25 @@ def _gradient(p: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(p).double() if p.grad is None else p.grad.double()
 
 
-def _loss(results: Any) -> torch.Tensor:
+def loss_of(results: Any) -> torch.Tensor:
     x = results[0] if isinstance(results, (tuple, list)) else results
     return x.float().square().mean()
 
 
-def _bert() -> tuple[nn.Module, tuple[Any, ...]]:
+def bert_step(on: torch.device, batch: int = 16) -> tuple[nn.Module, tuple[Any, ...]]:
     from tilewright.bench.models import bert_of
 
-    made = bert_of(False, 16)
-    module = made.module.to("cuda", torch.bfloat16).eval()  # without dropout: eager's is random
-    return module, tuple(x.cuda() for x in made.inputs)
+    made = bert_of(False, batch)
+    module = made.module.to(on, torch.bfloat16).eval()  # without dropout: eager's is random
+    return module, tuple(x.to(on) for x in made.inputs)
 
 
-def _convolutions() -> tuple[nn.Module, tuple[Any, ...]]:
+def convolutions_step(on: torch.device, batch: int = 16) -> tuple[nn.Module, tuple[Any, ...]]:
     from tilewright.bench.models import resnet50_of
 
-    made = resnet50_of(False, 16)
-    module = made.module.to("cuda", torch.bfloat16).train()
-    return module, tuple(x.to("cuda", torch.bfloat16) for x in made.inputs)
+    made = resnet50_of(False, batch)
+    module = made.module.to(on, torch.bfloat16).train()
+    return module, tuple(x.to(on, torch.bfloat16) for x in made.inputs)
 
 
 def library_checks(inductor: bool) -> Iterator[tuple[str, Callable[[], Found]]]:
@@ -232,5 +234,5 @@ def library_checks(inductor: bool) -> Iterator[tuple[str, Callable[[], Found]]]:
     )
     yield "library streams", library_streams
     yield "last call", last_call
-    yield "training bert b16", lambda: training(_bert, inductor)
-    yield "training resnet50 b16", lambda: training(_convolutions, inductor)
+    yield "training bert b16", lambda: training(bert_step, inductor)
+    yield "training resnet50 b16", lambda: training(convolutions_step, inductor)

@@ -43,6 +43,7 @@ class Convolution:
     groups: int = 1
     dtype: str = "bf16"
     residual: bool = False
+    gradient: bool = False  # of the weight, in place of the convolution
 
     def image(self) -> Node:
         return arg("x", self.batch, self.channels, *self.size, dtype=DTYPES[self.dtype])
@@ -52,6 +53,9 @@ class Convolution:
         w = weight("w", self.filters, self.channels // self.groups, *self.kernel, dtype=d)
         how = (self.stride, self.padding, self.dilation, self.groups)
         y = build.conv(self.image(), w, *how, wide=True)
+        if self.gradient:
+            grad = arg("g", *y.shape, dtype=d)
+            return graph(build.conv_backward_weight(grad, self.image(), w.shape, *how))
         bias = build.reshape(weight("b", self.filters, dtype=d), (self.filters, 1, 1))
         y = build.add(y, build.cast(bias, y.dtype))
         if self.residual:
@@ -120,6 +124,7 @@ def drawn(seed: int) -> tuple[Convolution, int]:
         1,
         rng.choice(["bf16", "f16"]),
         rng.random() < 0.5,
+        rng.random() < 0.3,
     )
     # Windows that fit into the image, and enough of them and of their products.
     reach = [c.dilation * (k - 1) + 1 for k in c.kernel]

@@ -13,10 +13,13 @@ import torch
 from torch import nn
 
 import tilewright as tw
+from tests.gpu.attention_groups import Attention
 from tests.gpu.fake import FakeLibraries, FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid, Refused, TilewrightError, Unsupported
+from tilewright.base.events import Log
 from tilewright.ir.target import Target
+from tilewright.kernel.defaults import grid_chain_ways
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.group import Group
 from tilewright.kernel.schedule import default_schedule
@@ -142,6 +145,18 @@ def test_times_of_a_kernel_and_a_library(gpu: tuple[FakeLibrary, Machine], tmp_p
     with pytest.raises(Unsupported, match="the rules"):
         by = on_gpu.Measured(machine, Cache(tmp_path), 1.0, fast.log, make)
         by._best([Made(on_gpu.RULES, "", b"")], ["ours"], [Unsupported("no")])
+
+
+def test_wide_attention_is_tried_in_its_ways(
+    gpu: tuple[FakeLibrary, Machine], tmp_path: Path
+) -> None:
+    def make(group: Group, choices: Choices) -> Made:
+        raise Refused("nothing is made of it")
+
+    by = on_gpu.Measured(gpu[1], Cache(tmp_path), 1.0, Log(), make)
+    wide, narrow = (Attention(4096, 4096, w, batch=4, heads=16).group() for w in (128, 64))
+    skipped = [c.tile for c in by.choices(wide)]
+    assert skipped == [None, *range(1, len(grid_chain_ways.ALONE))] and not by.choices(narrow)
 
 
 def test_a_users_schedule_may_call_a_library(gpu: tuple[FakeLibrary, Machine]) -> None:

@@ -18,13 +18,14 @@ import tilewright as tw
 from tests.gpu.decode import TINY, example
 from tests.gpu.fake import FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
 from tests.gpu.model_checks import judged
+from tilewright import targets
 from tilewright.driver.torch.api import Compiled
 from tilewright.kernel import simt_tasks
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.simt_tasks import Body
 from tilewright.kernel.tasks import faults, parse_tasks, print_tasks
-from tilewright.runtime.cuda import program
+from tilewright.runtime.cuda import program, replay
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.program import CudaProgram
 from tilewright.runtime.cuda.tasks import TaskReplay
@@ -147,6 +148,37 @@ def test_what_cannot_be_one_kernel_is_a_graph(gpu: Gpu) -> None:
     torch.testing.assert_close(fast(x), x + 1)
     shown = str(tw.explain(fast))
     assert "not as one" in shown and "branches on data" in shown
+
+
+class Rows(nn.Module):
+    """Products of one row, one after the other."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(depth, n, bias=False) for n in (depth, 16))
+        self.norm = nn.RMSNorm(depth)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(self.second(self.norm(x + self.first(x))))
+
+
+@pytest.mark.slow
+def test_tasks_and_kernels_of_a_graph_begin_early(gpu: Gpu, monkeypatch: Any) -> None:
+    """What they copy first are weights, so they wait for others after that."""
+    monkeypatch.setattr(replay, "OVERLAP", True)
+    library, machine = fake_machine(targets.get("cuda:90"))
+    net = Rows(128).eval()
+    with torch.no_grad():
+        forms: tuple[dict[str, Any], ...] = ({"one_kernel": True}, {"choose": "early"})
+        for form in forms:
+            fast = on_fake_gpu(net, machine, strict=True, **form)
+            for _ in range(2):
+                x = torch.randn(1, 128)
+                torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+            if "one_kernel" in form:
+                (found,) = replays(fast)
+                assert all(len(p.early) == 1 for p in found.graph.phases)
+    assert library.calls.count("cuGraphAddDependencies_v2") == 1
 
 
 @pytest.mark.slow

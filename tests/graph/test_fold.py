@@ -34,6 +34,19 @@ def test_constants_are_computed() -> None:
     np.testing.assert_allclose(value.literal.array, np.exp(np.arange(4.0) * 2), rtol=1e-6)
 
 
+def test_scans_that_depend_on_no_input_are_computed() -> None:
+    """Positions are left to kernels; their sums, step by step, are not."""
+    at = ops.iota(7)
+    out = folded(ops.add(X, ops.cast(ops.slice(ops.cumsum(at, 0), 0, 3, 7), f32)))
+    (value,) = evaluate(Graph("g", (), (out.inputs[1],)), ())
+    np.testing.assert_array_equal(value, np.cumsum(np.arange(7))[3:7])
+    assert isinstance(out.inputs[1].op, Constant), "and what follows"
+    zeros = ops.cumsum(ops.cast(ops.ne(ops.sub(ops.add(at, 1), at), 1), i64), 0)
+    assert folded(zeros).op.name == "full"
+    kept = ops.cumsum(X, 0)
+    assert folded(kept) is kept and folded(ops.cumsum(at, 0), steps=6).op.name == "cumsum"
+
+
 def test_one_value_stays_one_value() -> None:
     wide = ops.expand(ops.add(ops.full((), 2.0, f32), 1.0), (1000, 1000))
     out = folded(ops.exp(wide))

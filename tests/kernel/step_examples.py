@@ -17,7 +17,7 @@ from tests.kernel.attention_examples import (
     TWICE,
     USES,
 )
-from tests.kernel.box_groups import BOXED, BOXES
+from tests.kernel.box_groups import ALL_BOXED, BOXED, BOXES, ONE_FOR_ALL
 from tests.kernel.step_groups import ANYWHERE, ANYWHERE_SUMS
 
 MAP = """
@@ -31,6 +31,14 @@ group grid
   in x: f32[8,6]
   out y: f32[8,6]
   y[y.i0,y.i1] = exp(x[y.i0,y.i1]) for y.i0 in 8, y.i1 in 6
+"""
+SCATTERED = """
+group scattered
+  in x: f32[24]
+  in at: i64[24]
+  in z: f32[5]
+  out y: f32[5]
+  y[${max(min(at[y.i0], 4:i64), 0:i64)}] add= x[y.i0] for y.i0 in 24 in order from z[y.init.i0]
 """
 SYMBOLIC = """
 group symbolic where n: 1..
@@ -54,6 +62,26 @@ group outputs
   a[a.i0] = x[a.i0] + 1.0 for a.i0 in 20
   b[b.i0] = x[b.i0] * 2.0 for b.i0 in 20
 """
+SCALED = """
+group scaled
+  in w: f32[4,12]
+  in x: f32[4]
+  out y: f32[4,12]
+  local r: f32[4]
+  r[r.i0] = exp(x[r.i0]) for r.i0 in 4
+  y[y.i0,y.i1] = w[y.i0,y.i1] * r[y.i0] for y.i0 in 4, y.i1 in 12
+"""
+STREAMED = """
+Split('y.i1', 4)
+CacheRead('w', 'y', 't')
+ComputeAt('t', 'y.i1.0')
+ComputeAt('r', 'y.i0')
+SetScope('t', 'shared')
+Bind('y.i0', 'block.x')
+Bind('y.i1.1', 'thread.x')
+Bind('t.i1', 'thread.x')
+"""
+PIPED = f"{STREAMED}Pipeline('y.i1.0', 't', asynchronous=True)"
 SUM = """
 group sum
   in x: f32[5,64]
@@ -462,8 +490,13 @@ EXAMPLES = {
         f"{PLACED}\nSetScope('t', 'shared')",
         "Pipeline('y.i0.0', 't', asynchronous=True)",
     ),
+    "begin-early": (SCALED, PIPED, "BeginEarly('y.i1.0')"),
     "roles": (BOXES, BOXED, "Roles('y.i0.0', 2)"),
+    "bring-once": (ONE_FOR_ALL, f"{ALL_BOXED}Roles('y.i0.0', 2)", "BringOnce(('u',))"),
+    "mirror": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Mirror('y.i0.0', 10)"),
+    "backwards": (TRIANGLE, "Trim('s.r0')", "Backwards('s.r0')"),
     "walk": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Walk('y.i0.0', 4)"),
+    "add-atomically": (SCATTERED, "Split('y.i0', 8)", "AddAtomically('y.i0.0', 'y.i0.1')"),
     "prefetch": (SUM, "", "Prefetch('x', 's.i0', 2)"),
     "prefetch-sums": (SUM, "Split('s.r0', 8)\nReorder(('s.r0.0', 's.i0', 's.r0.1'))", SUMS_AHEAD),
     "prefetch-over": (SUM, "Split('s.r0', 32)", "Prefetch('x', 's.i0', 1, 's.r0.0')"),

@@ -5,6 +5,7 @@ The SIMT executor runs the nests and finds every race.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.lang.tile.kernels import CASES, Case
 from tests.lang.tile.random_kernels import kernel as kernel_of
 from tests.lang.tile.random_running import failure
 from tests.lang.tile.random_running import translated as translated_kernel
-from tests.lang.tile.threads_running import run_threads, scheduled
+from tests.lang.tile.threads_running import run_emulated, run_threads, scheduled
 from tilewright.base.errors import Invalid, Refused
 from tilewright.ir.types import bf16, f32, from_memory, i32, to_memory
 from tilewright.kernel.check import verify
@@ -163,6 +164,23 @@ def test_products_by_instructions_of_warps(turned: bool) -> None:
     run_threads(kernel, (2,), values, 2)
     want = a.astype(np.float64) @ b.astype(np.float64)
     np.testing.assert_allclose(from_memory(c, bf16), want, rtol=1e-2, atol=5e-2)
+
+
+def test_warps_share_rows_and_columns() -> None:
+    """Each reads fewer rows and columns than if all shared the rows; the sums stay in registers,
+    which have one axis of warps."""
+    kernel, values, c = product(48, 64, 48, False)
+    low = lower(kernel, threads=True).nest
+    trace, nest = schedule_tile_grid(low, for_capability(80), 4)
+    assert apply(low, parse_trace(print_trace(trace))) == nest
+    text = nest_text(nest)
+    assert re.search(r"thread\.z \w+\.w in 4:", text), text
+    a, b = (from_memory(x, bf16).astype(np.float64) for x in values[:2])
+    want = a.reshape(48, 48) @ b.reshape(48, 64)
+    for run in (run_threads, run_emulated):
+        c[:] = to_memory(np.full(c.shape, np.nan, np.float32), bf16)
+        run(kernel, (4,), values, 4, 80)
+        np.testing.assert_allclose(from_memory(c, bf16), want, rtol=1e-2, atol=5e-2)
 
 
 def test_a_product_of_a_product_stays_in_registers() -> None:

@@ -28,6 +28,7 @@ from tilewright.llvm.objects import assembly
 
 GPU = targets.get("cuda:90")
 SMALL = Convolution(1, (5, 5), 24, 16)
+SLOW = pytest.mark.slow
 
 
 def instructions(n: Nest) -> set[str]:
@@ -59,7 +60,28 @@ def test_windows_are_gathered_to_shared_memory(c: Convolution, copies: str) -> N
     assert copies in text and "cp.async.bulk.tensor" in text and "fence.proxy.async" not in text
 
 
+@pytest.mark.parametrize(
+    "c",
+    [
+        pytest.param(Convolution(2, (5, 5), 64, 24, gradient=True), marks=SLOW),
+        Convolution(1, (9, 9), 3, 16, (7, 7), 2, 3, gradient=True),  # columns of zeros behind
+        pytest.param(Convolution(2, (9, 9), 64, 64, (1, 1), 2, 0, gradient=True), marks=SLOW),
+        pytest.param(Convolution(3, (6, 6), 16, 40, gradient=True), marks=SLOW),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("multiprocessors", [16, pytest.param(1, marks=SLOW)])
+def test_gradients_of_weights_sum_up_windows(c: Convolution, multiprocessors: int) -> None:
+    """The sum runs over all windows, so parts of it are other blocks'."""
+    g = c.group()
+    nest = scheduled(g, multiprocessors)
+    assert any("wgmma" in x and ".tt." in x for x in instructions(nest)), instructions(nest)
+    check(g, nest, emulated=c.channels == 3, conflicts=True)
+
+
 LARGE = (
+    Convolution(16, (56, 56), 64, 64, gradient=True),
+    Convolution(16, (56, 56), 256, 512, (1, 1), 2, 0, gradient=True),
     Convolution(64, (56, 56), 64, 64),
     Convolution(64, (14, 14), 256, 256, residual=True),
     Convolution(64, (224, 224), 3, 64, (7, 7), 2, 3),

@@ -24,14 +24,17 @@ from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, input, node
 from tilewright.ir.operator import outputs_of
 from tilewright.ir.parts import walk as walk_values
+from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, f32, from_memory, to_memory
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
-from tilewright.kernel.defaults import grid_product_chains
+from tilewright.kernel.defaults import grid_chain_ways
+from tilewright.kernel.defaults.grid_chain_ways import Way
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
+    Acquire,
     Barrier,
     Loop,
     Nest,
@@ -45,6 +48,7 @@ from tilewright.kernel.schedule import default_schedule
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 from tilewright.ops.attention import AttentionBackward
+from tilewright.targets import nvptx
 
 GPU = targets.get("cuda:90")
 # What products multiply is rounded to 16 bits, and so are the results.
@@ -128,11 +132,11 @@ class Chain:
         return evaluate(made, list(given.values()))
 
 
-def chains(g: Graph) -> Iterator[Chain]:
+def chains(g: Graph, target: Target = GPU) -> Iterator[Chain]:
     for c in fused(g).clusters:
         if c.kind == "chain":
             group = build_group("chain", c.nodes, c.inputs, c.outputs, roles=c.roles)
-            yield Chain(c, group, default_schedule(group, GPU)[1])
+            yield Chain(c, group, default_schedule(group, target)[1])
 
 
 def judged(c: Chain, emulated: bool) -> None:
@@ -208,11 +212,39 @@ def test_gradients_are_what_they_were(shared: int, mask: tuple[int, ...]) -> Non
     ids=["products", "first products", "copies", "barrier"],
 )
 def test_waits_are_needed(left_out: Stmt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_product_chains, "HASTEN", True)
+    monkeypatch.setattr(grid_chain_ways, "WAY", Way(hastens=True))
     _, c = chains(Heads(128, 64).backward())
     body = transform(c.nest.body, lambda s: () if s == left_out else (s,))
     with pytest.raises(RunError):
         simt.run(replace(c.nest, body=body), c.numbers())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("a", "walks"),
+    [
+        (Heads(256, 256, heads=2, shared=2, causal=True), True),
+        (Heads(256, 256, heads=4, shared=2, causal=True), True),
+        (Heads(200, 300, 72, heads=2, shared=2), False),
+    ],
+    ids=str,
+)
+def test_gradients_by_two_groups_in_turn(
+    a: Heads, walks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a producer: right, and what it brings is needed until it is released."""
+    way = Way(2, turns=True, hastens=True, groups=2, walks=walks)
+    monkeypatch.setattr(grid_chain_ways, "WAY", way)
+    target = nvptx.with_numbers(GPU, multiprocessors=1 if walks else 132)
+    for c in chains(a.backward(), target):
+        verify(c.nest)
+        given = c.numbers()
+        got = emulate.run(c.nest, given, target=target)
+        for b, want in zip(c.group.outputs, c.wanted(given), strict=True):
+            np.testing.assert_allclose(got[b.name], want, **NEAR)
+        late = transform(c.nest.body, lambda s: (Acquire(3),) if s == Acquire(2) else (s,))
+        with pytest.raises(RunError, match=r"in flight|still reads"):
+            simt.run(replace(c.nest, body=late), given)
 
 
 def _blocks(a: Heads, which: int) -> tuple[Loop, list[Loop]]:
@@ -250,7 +282,7 @@ def test_masks_are_in_the_last_blocks() -> None:
 
 def test_products_go_on_while_others_are_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores are powers while their gradients are multiplied, and these when the next begins."""
-    monkeypatch.setattr(grid_product_chains, "HASTEN", True)
+    monkeypatch.setattr(grid_chain_ways, "WAY", Way(hastens=True))
     _, (loop,) = _blocks(Heads(128, 128), 1)
     waits = [s.pending for s in loop.body if isinstance(s, Wait) and s.products]
     assert waits == [1, 1, 0]

@@ -17,7 +17,11 @@ from tilewright.base.errors import Refused, Unsupported
 from tilewright.ir import dim as D
 from tilewright.kernel import simt
 from tilewright.kernel.banks import conflicts
-from tilewright.kernel.defaults import grid_group_products, grid_thread_products
+from tilewright.kernel.defaults import (
+    grid_group_products,
+    grid_thread_products,
+    grid_warp_products,
+)
 from tilewright.kernel.defaults.grid_warp_products import Way
 from tilewright.kernel.interpret import RunError, run_group
 from tilewright.kernel.legal import legalise
@@ -37,7 +41,7 @@ from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.tensorize import Tensorize
-from tilewright.kernel.text import parse_group
+from tilewright.kernel.text import nest_text, parse_group
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 from tilewright.targets import nvptx
@@ -195,6 +199,22 @@ def test_shared_memory_is_used_again() -> None:
         emit_kernels(legalise(lifted, GPU), GPU)
 
 
+def test_a_block_of_warps_that_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has more versions of operands, copied at the end of a step without a branch. Where copies
+    are not in the background tiles are smaller, and copied at the beginning."""
+    monkeypatch.setattr(grid_warp_products, "TILES", ((32, 64, 16, 16), (32, 32, 16, 16)))
+    monkeypatch.setattr(grid_warp_products, "DEPTHS", (16,))
+    p = Product(32, 64, 96)
+    nest = p.nest(1, "cuda:80")
+    assert nest.buffer("a_s").shape == (4, 32, 16) and ".some" not in nest_text(nest)
+    check(p, nest, name="cuda:80")
+    loose = replace(nest, body=transform(nest.body, lambda s: () if s == Wait(2) else (s,)))
+    with pytest.raises(RunError, match="in flight"):
+        simt.run(loose, p.arguments())
+    odd = Product(32, 61, 91).nest(1, "cuda:80")
+    assert odd.buffer("a_s").shape == (3, 32, 16) and ".some" in nest_text(odd)
+
+
 @pytest.mark.parametrize(
     ("target", "across"),
     [("cuda:80", (True, True)), *(("cuda:90", x) for x in ORDERS)],
@@ -248,6 +268,7 @@ def test_a_row_is_scheduled_otherwise() -> None:
         ),
         (Product(37, 41, 29, across=(True, False), dtype="f16"), "cuda:80"),
         (Product(33, 41, 35, across=(False, False)), "cuda:90"),  # rows for no copy engine
+        (Product(22, 21, 22, across=(True, False)), "cuda:80"),  # nothing past the last row is read
     ],
 )
 def test_sizes_that_no_tile_of_a_warp_divides(p: Product, target: str) -> None:

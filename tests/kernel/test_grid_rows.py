@@ -49,9 +49,10 @@ def test_a_product_of_one_row_has_a_warp_for_each_result(
     nest = scheduled(g)
     judge(g, nest, {}, bf16)
     assert launch_of(nest) == ((columns // rows, 1, 1), (32, rows, 1))
-    # Blocks read one piece of the matrix after the other.
+    # Blocks read one piece of the matrix after the other, and all of the row.
     (launch,) = launches(nest.body)
-    assert list(streams(nest, launch)) == [("w", 2 * rows * depth, 2 * rows * depth)]
+    found = [("w", 2 * rows * depth, 2 * rows * depth, 0, 1), ("x", 0, 2 * depth, 0, 1)]
+    assert sorted(streams(nest, launch)) == found
     ptx = assembly(emit_kernels(legalise(nest, GPU), GPU).text, GPU)
     assert ptx.count("v4.b32") == 2 * min(8, depth // 256), "eight vectors at a time, of both"
     for x in assemble(ptx, "sm_90a"):
@@ -134,7 +135,7 @@ for c.h in 2, c.i in 1, c.j in 16, c.k in 4096 from 0.0
     nest = scheduled(g)
     judge(g, nest, {}, bf16)
     first = emit_kernels(legalise(nest, GPU), GPU).launches[0]
-    assert first.blocks == (1, 256, 1), "each of the pieces has 16 products"
+    assert first.blocks == (1, 64, 1), "as many pieces as a piece has products"
 
 
 def test_reads_that_wait_for_each_other_begin_with_the_row() -> None:

@@ -3,6 +3,8 @@ threads; and their code is what it should be: wide accesses, rows in registers, 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -176,8 +178,8 @@ group kernel
 
 
 def test_columns_of_an_update_in_order_are_shared_by_threads() -> None:
-    """Rows may be the same one, so they stay in order: gradients of a table of embeddings."""
-    g = parse_group(UPDATE)
+    """Rows may be the same one, so they stay in order where the order of sums may not change."""
+    g = replace(parse_group(UPDATE), precision="strict")
     nest = scheduled(g)
     assert "thread.x y0.i2.1 in " in nest_text(nest)
     judge(g, nest, {}, f32)

@@ -13,6 +13,8 @@ from tests.graph.build import arg, build, graph, weight
 from tilewright.base.errors import Refused
 from tilewright.base.events import Log
 from tilewright.driver.program.grid_run import prepared
+from tilewright.graph.conv_products import ConvProducts
+from tilewright.graph.decompose import Decompose
 from tilewright.graph.fuse import fuse
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph
@@ -80,11 +82,16 @@ def called(call: LibraryCall, arrays: dict[str, np.ndarray]) -> None:
         out[...] = np.matmul(a, b)
         return
     image = np.pad(a, [(0, 0), (0, 0), *((p, p) for p in call.padding)])
-    for at in np.ndindex(*out.shape[2:]):
-        for k in np.ndindex(*b.shape[2:]):
+    gradient = call.function == "weight gradient"
+    windows, kernel = (b, out) if gradient else (out, b)
+    for at in np.ndindex(*windows.shape[2:]):
+        for k in np.ndindex(*kernel.shape[2:]):
             place = tuple(
                 p * s + t * d for p, s, t, d in zip(at, call.stride, k, call.dilation, strict=True)
             )
+            if gradient:
+                out[(..., *k)] += b[(..., *at)].T @ image[(..., *place)]
+                continue
             x, w = image[(..., *place)], b[(..., *k)]
             per_group, results = b.shape[1], b.shape[0] // call.groups
             for g in range(call.groups):
@@ -133,6 +140,31 @@ for t2.i0 in 12, t2.i1 in 3, t2.r0 in 2 from 0.0
 """
 
 
+def weight_gradient(kernel: tuple[int, int], stride: int, padding: int, dilation: int) -> Group:
+    """As a product of windows, of float32 as if instructions multiplied those."""
+    x, size = arg("x", 2, 2, 5, 4), (5, 4)
+    steps = [
+        (n + 2 * padding - dilation * (k - 1) - 1) // stride + 1
+        for n, k in zip(size, kernel, strict=True)
+    ]
+    shape = (3, 2, *kernel)
+    settings = (stride, padding, dilation)
+    y = build.conv_backward_weight(arg("g", 2, 3, *steps), x, shape, *settings)
+    made = Decompose().apply(graph(y), Log())
+    made = ConvProducts(dtypes=("f32",), least=1, deep=1).apply(made, Log())
+    found = [
+        build_group("k", c.nodes, c.inputs, c.outputs) for c in fuse(made, TARGET, Log()).clusters
+    ]
+    return next(g for g in found if any(x.raxes for x in g.stages))
+
+
+def test_a_weight_gradient_is_told_from_a_convolution_of_windows() -> None:
+    """Either way it is the same sum; no library has kernels as large as images."""
+    call = scheduled(weight_gradient((2, 2), 1, 1, 1))[2]
+    assert call.function == "weight gradient" and call.views[2].shape == (3, 4, 2, 2)
+    assert scheduled(parse_group(WINDOWS))[2].function == "convolution"
+
+
 def test_wide_sums_of_narrow_products() -> None:
     g = graph(wide_matmul(arg("x", 2, 5, 7, dtype=bf16), arg("y", 2, 7, 3, dtype=bf16), f32))
     call = scheduled(g)[2]
@@ -148,6 +180,9 @@ LONGER = (
     .replace("select(#(2*", "select(#((t0.i1//2)) < 9 & #(2*")
 )
 GRAPHS: dict[str, Callable[[], Graph | Group]] = {
+    "weight gradient": lambda: weight_gradient((2, 2), 1, 1, 1),
+    "weight gradient by 2": lambda: weight_gradient((2, 2), 2, 1, 2),
+    "weight gradient of pixels": lambda: weight_gradient((1, 1), 2, 0, 1),
     "longer windows": lambda: parse_group(LONGER),
     "windows": lambda: parse_group(WINDOWS),
     "pixels": lambda: parse_group(PIXELS),

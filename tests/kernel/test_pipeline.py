@@ -62,8 +62,8 @@ Bind('bs.i1', 'thread.x')
 SIZES = [(16, 12, 8), (13, 11, 9), (1, 1, 1), (7, 20, 5)]
 
 
-def pipelined(ahead: int, asynchronous: bool) -> str:
-    how = f"{ahead}, asynchronous={asynchronous}"
+def pipelined(ahead: int, asynchronous: bool, more: str = "") -> str:
+    how = f"{ahead}, asynchronous={asynchronous}{more}"
     return f"Pipeline('t.r0.0', 'as', {how})\nPipeline('t.r0.0', 'bs', {how})\n"
 
 
@@ -105,6 +105,21 @@ def test_a_pipelined_matmul_in_shared_memory(
     for seed in range(2):
         agrees(run(n, args, dims, seed), args)
     agrees(run_serial(n, args, dims), args)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_copies_for_nobody_have_no_branch(ahead: int, late: bool) -> None:
+    """The last iterations copy what the last one has once more."""
+    n = matmul(TILED, BOUND, pipelined(ahead, True, f", late={late}, always=True"), "Synchronise()")
+    verify(n)
+    assert parse_nest(nest_text(n)) == n and ".some" not in nest_text(n)
+    for sizes in SIZES:
+        args, dims = operands(sizes)
+        agrees(run(n, args, dims), args)
+    loose = changed(n, lambda s: () if s == Wait(ahead - 1) else (s,))
+    with pytest.raises(RunError, match="is in flight"):
+        run(loose, *operands((13, 11, 9)))
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3])
@@ -219,6 +234,7 @@ REFUSALS = [
     (TILED, "Pipeline('y.i1.0', 't')", "t is not computed by statements of its own in y.i1.0"),
     ("", "Pipeline('t.r0', 't')", "t is not allocated inside a loop"),
     (TILED, "Pipeline('t.r0.0', 'as', asynchronous=True)", "as is not shared memory"),
+    (TILED, "Pipeline('t.r0.0', 'as', always=True)", "only copies may be made for nobody"),
     (TILED + "SetScope('as', 'register')\n", "Pipeline('t.r0.0', 'as')", "as is in registers"),
     (TILED + "Parallel('y.i0.0')\n", "DoubleBuffer('t')", None),
     (TILED + "DoubleBuffer('as')\n", "Pipeline('t.r0.0', 'as')", "as is allocated in y.i1.0, not"),

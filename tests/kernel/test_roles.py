@@ -217,12 +217,52 @@ def test_blocks_of_a_cluster_wait_for_each_other_at_memory_barriers(
 ) -> None:
     made = shared(monkeypatch)
     assert made.launches[0].cluster == 2 and made.launches[0].threads == (4, 8, 5)
-    # When the kernel begins and when it ends, not in the loop.
-    assert made.text.count("call void @llvm.nvvm.barrier.cluster.wait") == 2
-    assert made.text.count("mapa.shared::cluster") == 1
+    # When the kernel begins, not in the loop; when it ends the producers wait.
+    assert made.text.count("call void @llvm.nvvm.barrier.cluster.wait") == 1
+    assert made.text.count("mapa.shared::cluster") == 2  # in the loop, and behind it
     given, want = TWO.arguments(), simt.run(TWO.nest(), TWO.arguments())["y"]
     assert (emulate.run_kernels(made, given, {}, 16)["y"] == want).all()
     assert all(x.spilled == 0 for x in assemble(assembly(made.text, GPU), GPU.cpu))
+
+
+def test_blocks_of_a_cluster_walk_and_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks have two tiles of one step, and two have one."""
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(True, 2, True),))
+    p = Product(6 * 64, 64, 64, epilogue="bias")
+    nest = p.nest(4)
+    (launch,) = emit_kernels(legalise(nest, GPU), GPU).launches
+    assert launch.cluster == 2 and launch.blocks[0] == 4
+    check(p, nest)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("end", ["", "arrive.relaxed", "arrive"])
+def test_nothing_arrives_at_a_block_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Where the producer does not wait for the last ones. That all threads have come to the end is
+    not enough: what they have sent may be on its way, unless they release it."""
+    made = shared(monkeypatch)
+    text, count = re.subn(r"(= add i32 %\S+), 3\n", r"\1, 0\n", made.text)
+    assert count == 1
+    calls = [f"@llvm.nvvm.barrier.cluster.{x}.aligned()" for x in (end, "wait")] if end else []
+    before, last, after = text.rpartition("  ret void\n}\n")
+    text = "".join((before, *(f"  call void {x}\n" for x in calls), last, after))
+    text = "\n".join((*(f"declare void {x}" for x in calls if x not in made.text), text))
+    wrong = replace(made, text=text)
+    if end == "arrive":
+        emulate.run_kernels(wrong, TWO.arguments(), {}, 16)
+        return
+    with pytest.raises(AssertionError, match="has ended"):
+        emulate.run_kernels(wrong, TWO.arguments(), {}, 16)
+
+
+def test_the_last_iterations_in_a_cluster_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(True, 2),))
+    nest = TWO.nest()
+    verify(nest)
+    with pytest.raises(Exception, match="the last iterations are not"):
+        verify(changed(nest, lambda s: () if s == Release(0) else (s,)))
 
 
 @pytest.mark.slow

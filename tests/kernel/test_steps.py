@@ -19,6 +19,7 @@ from tests.kernel.attention_examples import (
     THRICE,
     TWICE,
 )
+from tests.kernel.box_groups import ALL_BOXED, BOXED, BOXES, ONE_FOR_ALL
 from tests.kernel.fuzz import Judge
 from tests.kernel.step_examples import (
     AHEAD,
@@ -41,12 +42,15 @@ from tests.kernel.step_examples import (
     OUTPUTS,
     PACKED,
     PART,
+    PIPED,
     ROWS,
     RUNNING,
+    SCALED,
     SCAN,
     SCANNED,
     SCATTER,
     SOME_PARTS,
+    STREAMED,
     SUM,
     SYMBOLIC,
     TRIANGLE,
@@ -71,14 +75,18 @@ NOT_NATIVE = ("bind", "synchronise", "set-scope-shared", "tensorize", "pipeline-
 NOT_NATIVE += (
     "swizzle",
     "distribute",
+    "begin-early",
     "roles",
+    "bring-once",
     "walk",
+    "mirror",
     "reverse",
     "join-copies",
     "wait-once",
     "delay",
     "hasten",
     "take-turns",
+    "add-atomically",
 )
 
 
@@ -268,6 +276,16 @@ REFUSALS = [
     (ONLINE, IN_PARTS, "AddInto('e')", "e is not one sum from 0"),
     (SUM, "", "Unmask('s.r0')", "no condition surely holds in the first iterations"),
     (MAP, "", "Reverse('y.i0')", "y.i0 is serial"),
+    (MAP, "", "Mirror('y.i0', 4)", "y.i0 is serial, not blocks"),
+    (MAP, "Bind('y.i0', 'block.x')", "Mirror('y.i0', 3)", "3 iterations are no pairs"),
+    (MAP, "Bind('y.i0', 'block.x')", "Mirror('y.i0', 64)", "no multiple of 64"),
+    (SCAN, "", "Backwards('s.i1')", "which another one writes"),
+    (ONE_FOR_ALL, ALL_BOXED, "BringOnce(('u',))", "no loop with roles comes after u"),
+    (BOXES, BOXED, "BringOnce(('t',))", "no loop with roles comes after t"),
+    (ONE_FOR_ALL, BOXED + "Roles('y.i0.0', 2)", "BringOnce(('u',))", "u is not brought by"),
+    (SCALED, "", "BeginEarly('y.i1')", "y.i1 does not stand in the body of a block"),
+    (SCALED, STREAMED, "BeginEarly('y.i1.0')", "y.i1.0 waits for no copies"),
+    (SCALED, f"{PIPED}\nBeginEarly('y.i1.0')", "BeginEarly('y.i1.0')", "no copies of inputs"),
     (COPIES, "SetScope('u', 'shared')", "JoinCopies('u')", "u is read before a group is committed"),
     (COPIES, IN_GROUPS, "JoinCopies('s')", "s is local"),
     (GRID, "", "Delay('y.i0', 'y')", "y is no asynchronous product that y.i0 waits for"),

@@ -10,8 +10,10 @@ import pytest
 
 from tilewright import targets
 from tilewright.base.errors import Invalid
+from tilewright.ir.check import CheckFailed
 from tilewright.ir.types import bf16, to_memory
 from tilewright.kernel import simt_tasks
+from tilewright.kernel.check import verify
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
@@ -28,7 +30,7 @@ from tilewright.kernel.tasks import (
     parse_tasks,
     print_tasks,
 )
-from tilewright.kernel.text import parse_group
+from tilewright.kernel.text import parse_group, parse_nest
 
 TARGET = targets.get("cuda:80")
 N = 2048  # elements of a vector: 8 blocks of 256 threads
@@ -152,6 +154,92 @@ def test_planted_faults_are_found(name: str) -> None:
 def test_blocks_that_are_not_resident_are_refused() -> None:
     with pytest.raises(Invalid, match="only 2 are resident"):
         check(graph(), 2)
+
+
+EARLY = """
+nest streamed
+  in w: f32[4,64]
+  in x: f32[64]
+  out y: f32[4]
+  shared t: f32[64]
+  local s: f32[1]
+  block.x y.i0 in 4:
+    alloc t
+    thread.x t.i0 in 64:
+      t: async t[t.i0] = w[y.i0,t.i0]
+    commit
+    await
+    alloc s
+    s: s[0] = 0.0
+    wait 0
+    thread.x s.r0 in 64:
+      s: s[0] add= t[s.r0] * x[s.r0]
+    thread.x y.i1 in 1:
+      y: y[y.i0] = s[0]
+"""
+
+
+def early(first: str) -> TaskGraph:
+    """A map, and products of its results with rows that are read before it is done."""
+    made = Phase("k", (1, 1, 1), 64, (Use("in"), Use(first, writes=True)))
+    uses = (Use("w"), Use("x"), Use("y", writes=True))
+    return ordered([made, Phase("streamed", (4, 1, 1), 64, uses, early=("w",))], 3, 64)
+
+
+def run_early(g: TaskGraph, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    numbers = {"in": 64, "x": 64, "w": 4 * 64, "y": 4}
+    memory = {k: random.standard_normal(n).astype("f4").view("u1") for k, n in numbers.items()}
+    x, w = (memory[k].view("f4").copy() for k in ("in", "w"))
+    double = parse_nest(
+        "nest k\n  in a: f32[64]\n  out b: f32[64]\n  thread.x b.i0 in 64:\n"
+        "    b: b[b.i0] = a[b.i0] + a[b.i0]\n"
+    )
+    into = next(u.space for u in g.phases[0].uses if u.writes)
+    codes = [
+        Body(double, 0, {}, {"a": ("in", 0), "b": (into, 0)}),
+        Body(parse_nest(EARLY), 0, {}, {"w": ("w", 0), "x": ("x", 0), "y": ("y", 0)}),
+    ]
+    verify(codes[1].nest)
+    simt_tasks.run(g, codes, memory, seed)
+    want = w.reshape(4, 64).astype("f8") @ (2 * x.astype("f8"))
+    np.testing.assert_allclose(memory["y"].view("f4"), want, rtol=1e-4, atol=1e-4)
+
+
+def test_tasks_begin_before_they_wait() -> None:
+    g = check(early("x"))
+    assert g.phases[1].early == ("w",) and parse_tasks(print_tasks(g)) == g
+    for seed in range(8):
+        run_early(g, seed)
+
+
+def test_what_an_earlier_phase_writes_is_not_read_early() -> None:
+    """The graph waits before such tasks; one that does not is refused, and the executor sees it."""
+    g = early("w")
+    assert g.phases[1].early == () and not list(faults(g))
+    bad = with_phase(g, 1, early=("w",))
+    assert any("reads w before it waits" in x for x in faults(bad))
+    with pytest.raises(RunError, match="orders them"):
+        for seed in range(20):
+            run_early(bad, seed)
+    arena = with_phase(g, 1, early=("arena",))
+    assert any("reads the arena before it waits" in x for x in faults(arena))
+
+
+def test_only_copies_begin_before_the_wait() -> None:
+    bad = EARLY.replace(
+        "    await\n    alloc s\n    s: s[0] = 0.0\n", "    alloc s\n    s: s[0] = 0.0\n    await\n"
+    )
+    for text, said in (
+        (bad, "more than copies of inputs is begun"),
+        (
+            EARLY.replace("    await\n", "    await\n    await\n"),
+            "waits for earlier launches twice",
+        ),
+        (EARLY.replace("      t: async", "      await\n      t: async"), "twice"),
+    ):
+        with pytest.raises(CheckFailed, match=said):
+            verify(parse_nest(text))
 
 
 def test_narrow_numbers_are_codes_in_memory() -> None:

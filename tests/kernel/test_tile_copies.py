@@ -67,14 +67,15 @@ nest parts
     ("layouts", "says"),
     [
         ("'s.i0 = 2 y4', 's.i1 = 2 y2 x4', 'z.i0 = y8', 'z.i1 = 4 x4'", None),
+        ("'s.i0 = 2 y4', 's.i1 = 2 y2 x4', 'z.i0 = 2 y4', 'z.i1 = 2 y2 x4'", None),
         (
-            "'s.i0 = 2 y4', 's.i1 = 2 y2 x4', 'z.i0 = 2 y4', 'z.i1 = 2 y2 x4'",
-            "only what is in shared memory may be in parts",
+            "'s.i0 = y4 v2', 's.i1 = 2 y2 x4', 'z.i0 = y4 v2', 'z.i1 = 2 y2 x4'",
+            "of which t in registers has other parts",
         ),
         ("'s.i0 = 2 y4', 's.i1 = 4 x4'", r"s has \[4\] threads along y"),
     ],
 )
-def test_only_copies_have_parts_of_an_axis(layouts: str, says: str | None) -> None:
+def test_loops_have_parts_of_an_axis(layouts: str, says: str | None) -> None:
     n = parse_nest(PARTS.strip("\n"))
     step, last = parse_trace(f"Distribute((4, 8, 1), ({layouts}))\nSynchronise(tiles=True)")
     if says is not None:

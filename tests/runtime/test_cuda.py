@@ -20,7 +20,7 @@ from tilewright.runtime.cuda.driver import CudaError, Driver
 from tilewright.runtime.cuda.kernels import launcher_of
 from tilewright.runtime.cuda.memory import Memory, TensorMap
 from tilewright.runtime.cuda.module import Launcher, Module
-from tilewright.runtime.cuda.quick import quick_launch
+from tilewright.runtime.cuda.quick import quick_launch, quick_replay
 from tilewright.runtime.cuda.replay import Replay
 from tilewright.runtime.cuda.stream import Event, Graph, Stream
 
@@ -302,3 +302,34 @@ def test_a_launch_by_one_call_of_native_code() -> None:
     assert go(given) == go(given) == 5
     launched = (function.handle, [10, 3, 1, 32, 2, 1, 64], 9, [-5, 1 << 40], 4096)
     assert seen == [launched, d.context, launched]
+
+
+def test_a_graph_by_one_call_of_native_code() -> None:
+    """It is launched on the stream while its context is the thread's; then that is as it was."""
+    seen: list[Any] = []
+    word = ctypes.c_void_p
+
+    def launch(graph: int, stream: int) -> int:
+        seen.append((graph, stream))
+        return 5
+
+    def current(out: int) -> int:
+        ctypes.c_int64.from_address(out).value = next(contexts)
+        return 0
+
+    def change(context: int) -> int:
+        seen.append(context)
+        return 0
+
+    _, d = gpu()
+    kept = {
+        "cuGraphLaunch": ctypes.CFUNCTYPE(ctypes.c_int, word, word)(launch),
+        "cuCtxGetCurrent": ctypes.CFUNCTYPE(ctypes.c_int, word)(current),
+        "cuCtxSetCurrent": ctypes.CFUNCTYPE(ctypes.c_int, word)(change),
+    }
+    d.driver._functions.update(kept)
+    go = quick_replay(d, 42)
+    assert go is not None
+    contexts = iter([d.context, 77, 0])
+    assert [go(9), go(8), go(7)] == [5, 5, 5]
+    assert seen == [(42, 9), d.context, (42, 8), 77, d.context, (42, 7)]

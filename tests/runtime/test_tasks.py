@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.gpu.assembler import assemble
 from tilewright import targets
 from tilewright.base.errors import Unsupported
 from tilewright.kernel.tasks import ARENA, Use, ordered
@@ -64,6 +66,34 @@ def test_weights_are_fetched_in_the_order_of_use_and_not_too_far_ahead(
     assert asked == [[(0, 0, 2), (1, 0, 2)], [(2, 0, 2)], []]
 
 
+def test_what_begins_early_is_not_fetched_but_what_comes_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "AHEAD_BYTES", 8192)
+    monkeypatch.setattr(tasks, "AHEAD_MOST", 8192)
+    found = [replace(launch(0, 256 * k, k + 1), early=("w",)) for k in range(3)]
+    g = tasks.with_ahead(graph(found), found)
+    assert [[a.phase for a in p.ahead] for p in g.phases] == [[1], [2], []]
+    # What every second task reads counts half, and begins where it begins.
+    shared = [replace(p, streams=(Stream("w", 4096, 4096, 64, 2),)) for p in found]
+    g = tasks.with_ahead(graph(shared), shared)
+    assert [[a.phase for a in p.ahead] for p in g.phases] == [[1, 2], [], []]
+    assert (g.phases[0].ahead[0].start, g.phases[0].ahead[0].every) == (64, 2)
+    table = tasks.Table(g, shared, IMAGE, [p.values(ADDRESSES) for p in shared])
+    row = table.words[0, layout.AHEAD :]
+    assert row[layout.ADDRESS] == 2064 and row[layout.EVERY] == 2
+
+
+def test_memory_that_is_read_early_is_named_and_not_written() -> None:
+    early = [replace(launch(0, 256 * k, k + 1), early=("w",)) for k in range(2)]
+    g = graph(early)
+    assert [p.early for p in g.phases] == [("address1",), ("address2",)]
+    table = tasks.Table(g, early, IMAGE, [p.values(ADDRESSES) for p in early])
+    assert list(table.words[:, layout.EARLY]) == [1, 1]
+    writes = Planned(NOBODY, (1, 1, 1), (0,), (2,), "k", (Use("address2", 0, 64, True),))
+    assert [p.early for p in graph([writes, *early]).phases] == [(), ("address1",), ()]
+
+
 def test_what_is_written_is_not_fetched() -> None:
     writes = launch(0, 0, 1)
     other = Use("address1", 0, 64, True)
@@ -106,7 +136,7 @@ def test_too_many_waits_are_refused() -> None:
         tasks.Table(graph(found), found, IMAGE, [p.values(ADDRESSES) for p in found])
 
 
-def test_modules_are_put_together() -> None:
+def test_modules_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     a = """declare float @llvm.fabs.f32(float)
 define internal float @help(float %x) {
   ret float %x
@@ -129,7 +159,13 @@ end:
     for name in ("cuda:75", "cuda:90"):
         target = targets.get(name)
         assert target.grid is not None
+        monkeypatch.setattr(layout, "TIMED", False)
         made = emit_tasks(kinds, target.grid)
         assert made.threads == 64 and made.shared == 96
         ptx = assembly(made.text, target)
-        assert "ld.acquire.gpu" in ptx and "fence.acq_rel.gpu" in ptx and "prefetch" in ptx
+        assert "ld.acquire.gpu" in ptx and "red.release.gpu" in ptx and "prefetch" in ptx
+        assert "globaltimer" not in ptx
+        monkeypatch.setattr(layout, "TIMED", True)
+        timed = assembly(emit_tasks(kinds, target.grid).text, target)
+        assert timed.count("%globaltimer") == timed.count("max.u64") == 1
+        assemble(timed, target.cpu)

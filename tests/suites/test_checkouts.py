@@ -50,7 +50,7 @@ def test_what_is_known_and_only_the_smallest_cases(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", RUNS, json.dumps(arguments)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         timeout=120,

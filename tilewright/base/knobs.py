@@ -231,9 +231,10 @@ compile_processes: Knob[bool] = Knob(
 choose: Knob[str] = Knob(
     "TILEWRIGHT_CHOOSE",
     lambda: "auto",
-    _one_of("auto", "default", "ranked", "timed"),
-    "how schedules are chosen: default (by rules), ranked (by the target's cost model), timed (by "
-    "measuring), or auto (the cost model where its numbers were measured, else the rules)",
+    _one_of("auto", "default", "early", "ranked", "timed"),
+    "how schedules are chosen: default (by rules), early (by rules for kernels that are one), "
+    "ranked (by the target's cost model), timed (by measuring), or auto (the cost model where its "
+    "numbers were measured, else the rules)",
 )
 tune_seconds: Knob[int] = Knob(
     "TILEWRIGHT_TUNE_SECONDS",
@@ -246,6 +247,13 @@ check: Knob[bool] = Knob(
     lambda: False,
     _parse_bool,
     "1 runs the named checks of each level between passes",
+    _show_bool,
+)
+plain_capture: Knob[bool] = Knob(
+    "TILEWRIGHT_PLAIN_CAPTURE",
+    lambda: True,
+    _parse_bool,
+    "0 passes all graphs to AOTAutograd, also those without gradients and changes in place",
     _show_bool,
 )
 checks: Knob[bool] = Knob(

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,7 @@ from tilewright.bench.catalog import MODELS, OPERATORS, Case, chosen
 from tilewright.bench.measure import MIN_ROUNDS, busy
 from tilewright.bench.report import about, case_table, markdown, show_summary, write, write_json
 from tilewright.bench.results import Result
-from tilewright.bench.run import Plan, measure
+from tilewright.bench.run import Plan, measure, measure_together
 from tilewright.runtime.cuda.driver import available
 
 PARTS = {
@@ -34,7 +35,9 @@ PARTS = {
 }
 PEERS = ("eager", "inductor", "inductor-freezing", "max-autotune", "onnxruntime", "openvino")
 MORE_PEERS = ("xla", "iree", "reduce-overhead")
-GPU_PEERS = ("eager", "inductor", "reduce-overhead", "max-autotune", "xla")
+# The one that takes longest is the last: where time ends, it is the one that is missing.
+GPU_PEERS = ("eager", "inductor", "reduce-overhead", "xla", "max-autotune")
+ALL_CASES = 1000
 WIDTH = 140  # of tables where there is no terminal
 
 
@@ -78,8 +81,19 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--together",
-        action="store_true",
-        help="contenders get ready at the same time, which is quicker; first calls are those",
+        nargs="?",
+        type=int,
+        const=ALL_CASES,
+        default=0,
+        metavar="N",
+        help="N cases (or all) get ready at the same time: quicker; first calls are those",
+    )
+    parser.add_argument(
+        "--within",
+        type=float,
+        default=math.inf,
+        metavar="S",
+        help="with --together: seconds until rounds begin, without those that are not ready",
     )
     parser.add_argument(
         "--lock", type=Path, metavar="FILE", help="locked for rounds: several runs take turns"
@@ -147,8 +161,8 @@ def _plan(given: argparse.Namespace, cases: Sequence[Case]) -> Plan:
             f"nothing is measured in {dtype!r}",
             hint="dtypes are float32, float64, float16 and bfloat16",
         )
-    if given.threads < 0 or given.compile_rounds < 1 or given.patience <= 0:
-        raise Invalid("threads, compile rounds and patience must be positive")
+    if given.threads < 0 or given.compile_rounds < 1 or given.patience <= 0 or given.together < 0:
+        raise Invalid("threads, compile rounds, patience and cases together must be positive")
     programs = any(case.kind == "program" for case in cases)
     return Plan(
         peers=peers,
@@ -166,6 +180,7 @@ def _plan(given: argparse.Namespace, cases: Sequence[Case]) -> Plan:
         device=given.device,
         patience=given.patience,
         together=given.together,
+        within=given.within,
         lock=given.lock,
     )
 
@@ -202,7 +217,9 @@ def _bench(given: argparse.Namespace, console: Console) -> int:
     return 1 if any(r.failed for r in results) else 0
 
 
-def _shown(console: Console, cases: Sequence[Case], plan: Plan, results: list[Result]):
+def _shown(
+    console: Console, cases: Sequence[Case], plan: Plan, results: list[Result]
+) -> Iterator[Result]:
     """Measure one case after the other, with a line that says what is going on."""
     columns = (
         BarColumn(),
@@ -213,15 +230,27 @@ def _shown(console: Console, cases: Sequence[Case], plan: Plan, results: list[Re
     shown = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with shown as progress:
         task = progress.add_task("", total=len(cases) * plan.steps())
-        for number, case in enumerate(cases):
-            progress.update(task, completed=number * plan.steps())
+        each = plan.together or 1
+        for first in range(0, len(cases), each):
+            some = cases[first : first + each]
+            progress.update(task, completed=first * plan.steps())
 
-            def tell(text: str, name: str = case.name) -> None:
-                progress.update(task, description=f"{name}: {text}", advance=1)
+            def tell(text: str, names: str = ", ".join(c.name for c in some)) -> None:
+                progress.update(task, description=f"{names}: {text}", advance=1)
 
-            with tempfile.TemporaryDirectory(prefix="tilewright-bench-") as folder:
-                results.append(measure(case, plan, Path(folder), tell))
-            yield results[-1]
+            with tempfile.TemporaryDirectory(prefix="tilewright-bench-") as name:
+                folder = Path(name)
+                together = measure_together if plan.together else _in_turn
+                for found in together(some, plan, folder, tell):
+                    results.append(found)
+                    yield found
+
+
+def _in_turn(
+    cases: Sequence[Case], plan: Plan, folder: Path, tell: Callable[[str], None]
+) -> Iterator[Result]:
+    for case in cases:
+        yield measure(case, plan, folder, tell)
 
 
 def _finish(

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from tilewright.bench.example import Example
+from tilewright.bench.jax_graphs import Unspelled, captured, function_of
 from tilewright.bench.jax_operators import FUNCTIONS
 from tilewright.capture.torch.decompositions import decompositions
 from tilewright.driver.api import compile
@@ -54,10 +55,19 @@ class Entrant:
         return self.example.inputs
 
 
-def tilewright(e: Entrant) -> Call:
-    options = {"own_weights": True} if e.own_weights else {}
-    fast = compile(e.module, *e.inputs, strict=e.strict, **options)
-    return lambda: fast(*e.inputs)
+class Ours:
+    """A call, and how many operators fell back to eager."""
+
+    def __init__(self, e: Entrant) -> None:
+        options = {"own_weights": True} if e.own_weights else {}
+        self.fast, self.inputs = compile(e.module, *e.inputs, strict=e.strict, **options), e.inputs
+
+    def __call__(self) -> Any:
+        return self.fast(*self.inputs)
+
+    @property
+    def fallbacks(self) -> int:
+        return len(self.fast.log.of("fallback"))
 
 
 def eager(e: Entrant) -> Call:
@@ -146,25 +156,30 @@ def openvino(e: Entrant) -> Call:
 
 
 def xla(e: Entrant) -> Call:
-    """XLA through JAX, for operators, which are spelled once more for it."""
+    """XLA through JAX: operators are spelled once more for it, models are translated."""
     _need("jax")
     # JAX would take most of a GPU's memory at once, next to what torch has there.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
 
-    if e.name not in FUNCTIONS:
-        raise Unavailable(f"{e.name} is not spelled in JAX")
     if e.device == "cpu":
         _keep_to_cores(e.threads)
         jax.config.update("jax_platforms", "cpu")
-    weights = [w.detach() for w in e.module.parameters()]
-    fast = jax.jit(partial(FUNCTIONS[e.name], jax))
-    given = [_jax_array(jax, x) for x in (*e.inputs, *weights)]
+    if e.name in FUNCTIONS:
+        function = partial(FUNCTIONS[e.name], jax)
+        tensors = [*e.inputs, *(w.detach() for w in e.module.parameters())]
+    else:
+        try:
+            graph, tensors = captured(e.module, e.inputs)
+            function = function_of(jax, graph)
+        except Unspelled as problem:
+            raise Unavailable(str(problem)) from None
+    fast, given = jax.jit(function), [_jax_array(jax, x) for x in tensors]
     return lambda: jax.block_until_ready(fast(*given))
 
 
 def _jax_array(jax: Any, x: torch.Tensor) -> Any:
-    x = x.cpu()
+    x = x.detach().cpu()
     if x.dtype is torch.bfloat16:
         return jax.numpy.asarray(x.float().numpy()).astype(jax.numpy.bfloat16)
     return jax.numpy.asarray(x.numpy())
@@ -207,7 +222,7 @@ PEERS: dict[str, Callable[[Entrant], Call]] = {
     "xla": xla,
     "iree": iree,
 }
-CONTENDERS = {"tilewright": tilewright, "capture": capture, **PEERS}
+CONTENDERS = {"tilewright": Ours, "capture": capture, **PEERS}
 
 
 def as_tensors(results: Any, dtype: str) -> list[Any]:

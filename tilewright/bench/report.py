@@ -1,7 +1,8 @@
 """Results for people: tables on the terminal, the same as Markdown, and JSON.
 
 Columns named `within` are 95 % intervals, `of roof` is the part of the machine's limit that ours
-reaches, `beyond` the time beyond capture, `÷ ours` how many times as long the peer takes.
+reaches, `in eager` how many operators ours left there, `beyond` the time beyond capture, `÷ ours`
+how many times as long the peer takes.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ def case_table(result: Result) -> Table:
     return table
 
 
-_CASE = ("contender", "time", "within", "ours is", "within", "error", "remark")
+_CASE = ("contender", "time", "within", "ours is", "within", "error", "first call, s", "remark")
 
 
 def case_rows(result: Result) -> list[Row]:
     rows = []
     for name, t in result.timings.items():
-        error = NONE if t.error is None else f"{t.error:.1e}"
+        facts = [_error(t), _s(result.first_calls.get(name, FirstCall()).cold)]
         if not t.seconds:
-            rows.append([name, NONE, NONE, NONE, NONE, error, t.problem or ""])
+            rows.append([name, NONE, NONE, NONE, NONE, *facts, t.problem or ""])
             continue
         low, high = median_interval(t.seconds)
         faster, within = NONE, NONE
@@ -53,8 +54,13 @@ def case_rows(result: Result) -> list[Row]:
             middle, *ends = result.ratios[name]
             faster, within = f"{middle:.2f}×", f"{ends[0]:.2f}–{ends[1]:.2f}"
         span = f"{_ms(low)}–{_ms(high)}"
-        rows.append([name, f"{_ms(t.median)} ms", span, faster, within, error, _remark(result, t)])
+        remark = _remark(result, t)
+        rows.append([name, f"{_ms(t.median)} ms", span, faster, within, *facts, remark])
     return rows
+
+
+def _error(t: Timing | None) -> str:
+    return NONE if t is None or t.error is None else f"{t.error:.1e}"
 
 
 def _remark(result: Result, t: Timing) -> str:
@@ -64,13 +70,8 @@ def _remark(result: Result, t: Timing) -> str:
 
 
 _SPEED = (
-    "case",
-    "best peer",
-    "× best",
-    "within",
-    "× eager",
-    "of roof",
-    "bound",
+    *("case", "ours, ms", "best peer", "× best", "within", "× eager"),
+    *("error", "in eager", "of roof", "bound"),
 )
 
 
@@ -85,13 +86,18 @@ def speed_rows(results: Sequence[Result]) -> list[Row]:
             ratio, within = f"{middle:.2f}", f"{low:.2f}–{high:.2f}"
         eager = f"{r.ratios['eager'][0]:.2f}" if "eager" in r.ratios else NONE
         bound = r.roof.bound if r.roof is not None and r.of_roof is not None else NONE
-        rows.append([r.name, best or NONE, ratio, within, eager, roof, bound])
+        own = r.timings.get(OURS)
+        ours = NONE if r.ours is None else _ms(r.ours.median)
+        left = NONE if own is None or own.fallbacks is None else f"{own.fallbacks}"
+        rows.append(
+            [r.name, ours, best or NONE, ratio, within, eager, _error(own), left, roof, bound]
+        )
     best_ratios = [r.ratios[r.best_peer][0] for r in results if r.best_peer in r.ratios]
     eager_ratios = [r.ratios["eager"][0] for r in results if "eager" in r.ratios]
     if len(best_ratios) > 1:
         eager = f"{geometric_mean(eager_ratios):.2f}" if eager_ratios else NONE
         mean = f"{geometric_mean(best_ratios):.2f}"
-        rows.append(["geometric mean", "", mean, "", eager, "", ""])
+        rows.append(["geometric mean", "", "", mean, "", eager, *[""] * 4])
     return rows
 
 

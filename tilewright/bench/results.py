@@ -20,6 +20,7 @@ class Timing:
     problem: str | None = None  # missing, failed, or wrong: no times then
     remark: str | None = None  # timed, with something to be said about it
     error: float | None = None  # against float64, relative to the largest value
+    fallbacks: int | None = None  # operators that ours left to eager
 
     @property
     def median(self) -> float:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -45,9 +45,10 @@ class Plan:
     own_weights: bool = False
     device: str = "cpu"
     patience: float = PATIENCE
-    # Contenders of a case get ready at the same time, each with an empty cache; first calls are
-    # those, beside each other. Where seconds of a machine are dear.
-    together: bool = False
+    # So many cases get ready at the same time, each contender with an empty cache; first calls are
+    # those, beside others of the same contender. Where seconds of a machine are dear.
+    together: int = 0
+    within: float = math.inf  # seconds for that: who is not ready then is out
     lock: Path | None = None  # of rounds, which another run may be taking
 
     @property
@@ -69,6 +70,33 @@ def measure(case: Case, plan: Plan, folder: Path, tell: Callable[[str], None]) -
     return _Measurement(case, plan, folder, tell).run()
 
 
+def measure_together(
+    cases: Sequence[Case], plan: Plan, folder: Path, tell: Callable[[str], None]
+) -> Iterator[Result]:
+    """The same of several cases: of each contender in turn, all cases get ready at the same time.
+    When all are, case after case is timed, and nothing else runs then."""
+    end = time.monotonic() + plan.within
+    made = [_Measurement(c, plan, folder / str(k), tell) for k, c in enumerate(cases)]
+
+    def ready(name: str, m: _Measurement) -> None:
+        m.ready(name, min(plan.patience, max(1.0, end - time.monotonic())))
+
+    with ExitStack() as alive, ThreadPoolExecutor(len(made)) as pool:
+        for m in made:
+            m.folder.mkdir()
+            alive.enter_context(m.alive)
+        judged = list(pool.map(_Measurement.judged, made))
+        able = [m for m, fine in zip(made, judged, strict=True) if fine]
+        for name in (OURS, *plan.peers):
+            tell(f"{name} gets ready, {len(able)} cases at the same time")
+            list(pool.map(partial(ready, name), able))
+        for m in made:
+            if m in able and plan.timing:
+                m.rounds()
+            m.alive.close()
+            yield m.result
+
+
 class _Measurement:
     def __init__(self, case: Case, plan: Plan, folder: Path, tell: Callable[[str], None]) -> None:
         self.case, self.plan, self.folder, self.tell = case, plan, folder, tell
@@ -77,53 +105,36 @@ class _Measurement:
         self.caches = {name: folder / f"cache-{k}" for k, name in enumerate((OURS, *plan.peers))}
         about = f"{case.about} (a tiny stand-in)" if plan.tiny else case.about
         self.result = Result(case.name, about, self.dtype, plan.threads)
+        self.facts: dict[str, Any] = {}
+        self.racers: dict[str, Process] = {}  # who is ready
+        self.alive = ExitStack()
 
     def run(self) -> Result:
-        if self.plan.together:
-            return self.run_together()
-        facts: dict[str, Any] | None = None
-        if self.plan.timing:  # float64 takes longer than the first calls of a large model
-            try:
-                self.tell("eager and float64")
-                with self.process() as judge:
-                    facts = judge.ask("judge", file=str(self.file))
-            except Failed as problem:
-                self.result.problem = f"eager itself does not run: {problem}"
-                return self.result
-            self.result.weights = facts["weights"]
-        # First calls come first: what they leave in the caches, the timed ones find there.
+        # First calls come first: what they leave in the caches, the timed ones find there. Before
+        # them float64, which takes longer than the first calls of a large model.
+        if self.plan.timing and not self.judged():
+            return self.result
         if self.plan.compiling:
             self.first_calls()
-        if facts is not None:
-            self.times(facts)
+        if self.plan.timing:
+            with self.alive:
+                for name in (OURS, *self.plan.peers):
+                    self.tell(f"{name} gets ready")
+                    self.ready(name)
+                self.rounds()
         return self.result
 
-    def run_together(self) -> Result:
-        """Contenders and the judge get ready at the same time; then rounds in turn."""
-        names = (OURS, *self.plan.peers)
-        self.tell(f"{', '.join(names)} and float64 get ready together")
-        with ExitStack() as alive, ThreadPoolExecutor(len(names) + 1) as pool:
-            racers = {n: alive.enter_context(self.process(self.caches[n])) for n in names}
-            judge = alive.enter_context(self.process())
-            judged = pool.submit(judge.ask, "judge", file=str(self.file))
-            begun = {n: pool.submit(c.ask, "prepare", contender=n) for n, c in racers.items()}
-            try:
-                facts = judged.result()
-            except Failed as problem:
-                self.result.problem = f"eager itself does not run: {problem}"
-                return self.result
-            judge.close()
-            self.result.weights = facts["weights"]
-            for name, first in begun.items():
-                try:
-                    self.result.first_calls[name] = FirstCall(first.result()["first"])
-                except Failed as problem:
-                    self.result.first_calls[name] = FirstCall(problem=str(problem))
-            if self.plan.timing:
-                with locked(self.plan.lock):
-                    right = {n: c for n, c in racers.items() if self._ready(n, c, "verdict")}
-                    self.rounds(right, self._machine(alive, facts), facts)
-        return self.result
+    def judged(self) -> bool:
+        """Are there right results to compare others with?"""
+        try:
+            self.tell("eager and float64")
+            with self.process() as judge:
+                self.facts = judge.ask("judge", file=str(self.file))
+        except Failed as problem:
+            self.result.problem = f"eager itself does not run: {problem}"
+            return False
+        self.result.weights = self.facts["weights"]
+        return True
 
     def process(self, cache: Path | None = None) -> Process:
         common = {
@@ -188,23 +199,41 @@ class _Measurement:
 
     # ---- times
 
-    def times(self, facts: dict[str, Any]) -> None:
-        with ExitStack() as alive:
-            racers: dict[str, Process] = {}
-            for name in (OURS, *self.plan.peers):
-                self.tell(f"{name} gets ready")
-                child = alive.enter_context(self.process(self.caches[name]))
-                if self._ready(name, child):
-                    racers[name] = child
-                else:
-                    child.close()
-            with locked(self.plan.lock):
-                self.rounds(racers, self._machine(alive, facts), facts)
+    def ready(self, name: str, patience: float | None = None) -> None:
+        """Prepares a contender, in a process that waits for its rounds then. One that fails or has
+        wrong results is out, with the reason."""
+        child = self.alive.enter_context(self.process(self.caches[name]))
+        timing = self.result.timings[name] = Timing()
+        child.patience = patience or child.patience
+        try:
+            answer = child.ask("prepare", contender=name, file=str(self.file))
+            if self.plan.together:
+                first = FirstCall(answer["first"], resident=answer["resident"])
+                self.result.first_calls[name] = first
+            timing.error, timing.fallbacks = answer["error"], answer["fallbacks"]
+            if answer["problem"]:
+                self._judge(name, timing, answer["problem"])
+        except Failed as problem:
+            timing.problem = str(problem)
+        child.patience = self.plan.patience
+        if timing.problem is None:
+            self.racers[name] = child
+        else:
+            child.close()
 
-    def rounds(
-        self, racers: dict[str, Process], machine: Process | None, facts: dict[str, Any]
-    ) -> None:
+    def rounds(self) -> None:
         """Contenders that are ready take turns, the machine's own limits among them."""
+        with locked(self.plan.lock):
+            for name, child in list(self.racers.items()):
+                try:
+                    child.ask("warm_up")
+                except Failed as problem:
+                    self.result.timings[name].problem = str(problem)
+                    del self.racers[name]
+            self._take_turns(self._machine())
+
+    def _take_turns(self, machine: Process | None) -> None:
+        racers = self.racers
         measures: dict[str, Callable[[], float]] = {
             name: lambda n=name, c=child: self._round(n, c) for name, child in racers.items()
         }
@@ -218,28 +247,10 @@ class _Measurement:
             timing = self.result.timings[name]
             timing.seconds = [] if timing.problem else found[name]
         if machine is not None:
-            self._roof(facts, *(median(found[what]) for what in _LIMITS))
+            self._roof(*(median(found[what]) for what in _LIMITS))
         self._memory(racers)
         if self.plan.contended and self.result.ours is not None:
             self._contend(racers[OURS], self.result.ours)
-
-    def _ready(self, name: str, child: Process, do: str = "prepare") -> bool:
-        """Is it prepared, with right results? Otherwise the reason is recorded."""
-        timing = self.result.timings[name] = Timing()
-        known = self.result.first_calls.get(name) if do == "verdict" else None
-        if known is not None and known.problem:
-            timing.problem = known.problem
-            return False
-        try:
-            answer = child.ask(do, contender=name, file=str(self.file))
-            timing.error = answer["error"]
-            if answer["problem"]:
-                self._judge(name, timing, answer["problem"])
-            if timing.problem is None:
-                child.ask("warm_up")
-        except Failed as problem:
-            timing.problem = str(problem)
-        return timing.problem is None
 
     def _judge(self, name: str, timing: Timing, problem: str) -> None:
         """Ours has to satisfy the oracle's rule. A peer that is merely less exact is timed all the
@@ -260,14 +271,14 @@ class _Measurement:
             timing.problem = str(problem)
             return math.nan
 
-    def _machine(self, alive: ExitStack, facts: dict[str, Any]) -> Process | None:
+    def _machine(self) -> Process | None:
         """A process whose rounds measure what the machine can do: of processors."""
         if self.plan.device != "cpu":
             return None
         self.tell("the machine's own limits")
-        child = alive.enter_context(self.process())
+        child = self.alive.enter_context(self.process())
         try:
-            child.ask("machine", read=facts["read"], written=facts["written"])
+            child.ask("machine", read=self.facts["read"], written=self.facts["written"])
         except Failed as problem:
             self.result.notes.append(f"the machine's limits are not known: {problem}")
             return None
@@ -281,9 +292,10 @@ class _Measurement:
                 self.result.notes.append(f"the machine's limits are not known: {problem}")
             return math.nan
 
-    def _roof(self, facts: dict[str, Any], peak: float, traffic: float) -> None:
+    def _roof(self, peak: float, traffic: float) -> None:
         if math.isnan(peak + traffic):
             return
+        facts = self.facts
         flops, moved = facts["flops"], facts["read"] + facts["written"]
         narrow = self.dtype not in ("float32", "float64") or "int8" in self.case.name
         if self.dtype == "float64":

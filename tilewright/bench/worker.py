@@ -55,7 +55,6 @@ class Worker:
         self.measures: dict[str, Callable[[], float]] = {}
         self.example: Example | None = None
         self.settle: Callable[[], None] = nothing
-        self.results: list[Any] = []  # of the first call
 
     def judge(self, request: Answer) -> Answer:
         """Facts about a case, and right results to compare the others with."""
@@ -94,15 +93,13 @@ class Worker:
         results = self.call()
         self.settle()
         answer: Answer = {"first": time.perf_counter() - start, "resident": grown.grown()}
-        self.results = as_tensors(results, request["dtype"])
-        return answer | (self.verdict(request) if "file" in request else {})
-
-    def verdict(self, request: Answer) -> Answer:
-        """Are the results of the first call right?"""
-        problem, error = late("facts").verdict(self.results, Path(request["file"]))
-        self.results = []
-        # Not a number of JSON's.
-        return {"problem": problem, "error": error if math.isfinite(error) else None}
+        answer["fallbacks"] = getattr(self.call, "fallbacks", None)
+        if "file" in request:
+            given = as_tensors(results, request["dtype"])
+            problem, error = late("facts").verdict(given, Path(request["file"]))
+            # Infinity is not a number of JSON's.
+            answer |= {"problem": problem, "error": error if math.isfinite(error) else None}
+        return answer
 
     def _contender(self, name: str) -> Callable[[Entrant], Call]:
         return CONTENDERS[name] if name in CONTENDERS else late("programs").peer(name)

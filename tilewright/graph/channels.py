@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tilewright.base.events import Log
 from tilewright.graph.classify import contraction, facts
+from tilewright.graph.decompose import Decompose
 from tilewright.ir import dim as D
 from tilewright.ir.maps import Map
 from tilewright.ir.node import Graph, Node, node
@@ -44,6 +45,13 @@ class ChannelsLast(Pass, needs=("Decompose",), rounds=True):
         count = sum(facts(n).kind == "contract" for n in last)
         log.add("layout", f"{len(last)} values with channels last around {count} convolutions")
         return _Rewriting(last).run(program)
+
+
+def stored_last(program: Graph, target: Target) -> tuple[bool, ...]:
+    """Which outputs the pass would store with channels last, if nothing were said of them."""
+    made = Decompose().on(target).apply(program, Log())
+    last = _spread(made, ChannelsLast().on(target).dtypes)
+    return tuple(o in last for o in made.outputs)
 
 
 def order_of(rank: int) -> Order:
@@ -197,8 +205,8 @@ class _Rewriting:
     def image(self, x: Node, store: bool) -> Node:
         if x in self.stored:
             return self.stored[x]
-        plain, order = self.as_it_was(x), order_of(x.rank)
-        if store:  # tiles read it again and again
+        plain, order = _unpermuted(self.as_it_was(x), order_of(x.rank))
+        if store and order != tuple(range(x.rank)):  # tiles read it again and again
             return relayout(plain, Map.permutation(order))
         return permute(plain, order)
 
@@ -211,4 +219,12 @@ class _Rewriting:
             return plain
         if plain.rank < rank:
             plain = reshape(plain, (1,) * (rank - plain.rank) + plain.shape)
-        return permute(plain, order_of(rank))
+        return permute(*_unpermuted(plain, order_of(rank)))
+
+
+def _unpermuted(x: Node, order: Order) -> tuple[Node, Order]:
+    """What a value with its axes in an order is another order of: an image may come with channels
+    last, and torch's order is a view of that."""
+    while isinstance(x.op, Permute):
+        x, order = x.inputs[0], reordered(x.op.perm, order)
+    return x, order

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.events import Log
+from tilewright.base.traverse import operands_first
+from tilewright.graph.classify import classify
 from tilewright.graph.specialise import node_symbols
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import (
@@ -26,6 +28,7 @@ from tilewright.ir.node import (
     node,
     rebuild,
 )
+from tilewright.ir.operator import is_composed
 from tilewright.ir.passes import Pass
 from tilewright.ir.pattern import filled_value, make
 from tilewright.ir.rewrite import map_subgraphs
@@ -41,12 +44,17 @@ class FoldConstants(Pass, repeats=True):
     """Replace nodes over constants by their value, where it has at most `limit` elements.
 
     What is filled with one value stays so (`full`), whatever its size. Index ramps (`iota`) are
-    left to the kernels, which compute them in registers.
+    left to the kernels, which compute them in registers, and so is what is made of them, up to a
+    scan: its steps wait for each other, on a GPU for a microsecond each three. Up to `steps`
+    elements those are folded, which takes as long as interpreting them.
     """
 
     limit: int = 1 << 16
+    steps: int = 1 << 12
 
     def apply(self, program: Graph, log: Log) -> Graph:
+        known: dict[Node, bool] = {}
+
         def change(n: Node) -> Node:
             if not isinstance(n.type, TensorType) or isinstance(n.op, Input):
                 op = map_subgraphs(n.op, lambda g: self.apply(g, log))
@@ -54,7 +62,7 @@ class FoldConstants(Pass, repeats=True):
             uniform = _uniform(n)
             if uniform is not None:
                 return uniform
-            if not self._foldable(n):
+            if not self._foldable(n) and not self._is_closed_scan(n, known):
                 return n
             (value,) = evaluate(Graph("fold", (), (n,)), ())
             log.add("fold", f"{n.op} computed", where=program.place(n), detail=True)
@@ -72,6 +80,21 @@ class FoldConstants(Pass, repeats=True):
         literal = any(isinstance(x.op, Constant) for x in operands)
         sizes = [x.ttype.size for x in (n, *operands)]
         return known and literal and all(isinstance(s, int) and s <= self.limit for s in sizes)
+
+    def _is_closed_scan(self, n: Node, known: dict[Node, bool]) -> bool:
+        """Is n a program that depends on no input?"""
+        if is_composed(n.op) or classify(n) != "program" or not _sizes_within(n, self.steps):
+            return False
+        for x in operands_first(n, lambda y: y.inputs, known):
+            own = not isinstance(x.op, Input) and not x.op.random and not any(node_symbols(x))
+            own = own and not hasattr(x.op, "interpret")
+            known[x] = own and all(known[y] for y in x.inputs)
+        return known[n]
+
+
+def _sizes_within(n: Node, limit: int) -> bool:
+    sizes = [x.ttype.size for x in (n, *n.inputs) if isinstance(x.type, TensorType)]
+    return all(isinstance(s, int) and s <= limit for s in sizes)
 
 
 def _uniform(n: Node) -> Node | None:

@@ -46,6 +46,7 @@ from tilewright.graph.regions import (
     trace,
 )
 from tilewright.graph.row_blocks import RowBlocks
+from tilewright.graph.siblings import Siblings, sums_first
 from tilewright.graph.totals import Totals, is_total, totals_last
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
@@ -122,7 +123,9 @@ class _Fuser:
         for n in self.order:
             if self.facts[n].kind != "source" and n not in self.inlined:
                 self.place(n)
-        self.join_siblings()
+        Siblings(self.regions, self.facts, self.readers, self.target).join(
+            self.order, self.too_large, self.unite
+        )
         Totals(self.regions, self.facts, self.readers, self.too_large).join()
         self.absorb()
         found = (self.regions, self.facts, self.readers, self.results)
@@ -328,26 +331,6 @@ class _Fuser:
             into.outer, into.inner = a.outer, a.inner
         self.regions.merge(a, into)
 
-    # ---- maps of one shape that read the same value share a kernel
-
-    def join_siblings(self) -> None:
-        for p in self.order:
-            found: dict[tuple[Dim, ...], Region] = {}
-            if len(self.readers.get(p, ())) < 2 or isinstance(p.type, TupleType) or p.rank == 0:
-                continue
-            for n, r in self.readers[p]:
-                region = self.regions.of[n]
-                if region.kind != "map" or not same_index(r.axes, p.shape, region.domain):
-                    continue
-                first = found.setdefault(region.domain, region)
-                independent = not (first.ancestors & region.mask or region.ancestors & first.mask)
-                if first is region or not independent:
-                    continue
-                if self.too_large(first, region) is None:
-                    self.unite(region, first)
-                else:
-                    found[region.domain] = region  # which those that follow may join
-
     # ---- backward: a map all of whose readers are in one kernel is computed there
 
     def absorb(self) -> None:
@@ -552,13 +535,18 @@ class _Fuser:
         by_place = position.__getitem__
         nodes = sorted(own, key=by_place)
         return Cluster(
-            tuple(totals_last(nodes, self.facts) if region.kind == "total" else nodes),
+            tuple(self.in_order(nodes, region.kind)),
             tuple(sorted(inputs, key=by_place)),
             tuple(sorted(outputs, key=by_place)),
             region.kind,
             region.anchor,
             tuple(region.roles.items()) if region.kind == "chain" else (),
         )
+
+    def in_order(self, nodes: list[Node], kind: str) -> list[Node]:
+        if kind == "total":
+            return totals_last(nodes, self.facts)
+        return sums_first(nodes, self.facts) if kind == "column" else nodes
 
     def is_output(self, n: Node, region: Region) -> bool:
         if isinstance(n.type, TupleType):

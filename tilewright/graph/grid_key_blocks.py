@@ -31,7 +31,7 @@ VECTOR = 8  # elements that are copied at a time
 # unless one block of threads has a multiprocessor for itself, which takes many keys to be worth it.
 KEYS = (64, 128)
 NARROW = 64
-ALONE: bool = False  # is it done? Faster for a nest by itself, slower in a compiled program
+ALONE: bool = True  # is it done?
 ALONE_ROWS = 128  # of a tile then
 MORE = 1.05  # keys that there are not, for larger blocks
 FIXED: int = 0  # keys of a block whatever the sizes are, to measure them

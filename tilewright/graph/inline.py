@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from math import prod
 
 from tilewright.graph.classify import Facts, guess, nbytes
 from tilewright.graph.cluster import Why
 from tilewright.graph.regions import Read, is_scalar_constant, misaligned, trace
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Item, Node
+from tilewright.ir.types import TupleType
+from tilewright.ops.views import Permute
 
 _CONJUNCTIONS = ("bitwise_and", "logical_and")
 
@@ -138,22 +141,76 @@ class Inlining:
         return x
 
     def is_shared_and_cheap(self, n: Node, f: Facts) -> bool:
-        """Maps of sources that are computed again in each reader at less cost than a load."""
+        """Maps of what is in memory that are computed again in each reader at less cost than a
+        load."""
         if f.kind != "map" or n in self.apart or n in self.results or n in self.stored:
             return False
+        if isinstance(n.type, TupleType) or not all(self.computes(u) for u in self.users[n]):
+            return False
+        if is_widened(n):
+            return True  # whoever stores it, fewer bytes are stored and loaded without it
         if len(self.users[n]) < 2:
+            return self.is_summed_up(n)
+        found = self.made_of(n)
+        if found is None:
             return False
-        cost, bytes_in = f.flops, 0
-        for x in n.inputs:
-            if self.facts[x].kind != "source":
-                if x not in self.inlined or self.facts[x].kind == "view":
+        self.inlined |= found  # what it is made of, too
+        return True
+
+    def made_of(self, n: Node) -> set[Node] | None:
+        """The maps between a map and what is in memory, each read by this one alone or inlined
+        already; None where they cost more than a load."""
+        cost, bytes_in = 0, 0
+        found: set[Node] = set()
+        waiting = [n]
+        while waiting:
+            y = waiting.pop()
+            cost += 0 if is_widened(y) else self.facts[y].flops
+            for x in map(self.renamed_value, y.inputs):
+                if self.in_memory(x, n):
+                    bytes_in += 0 if self.without_memory(x) else guess(nbytes(x.ttype))
+                elif self.facts[x].kind != "map" or x in self.apart or x in self.stored:
+                    return None
+                elif x not in self.inlined and len(self.users[x]) > 1:
+                    return None
+                else:
+                    waiting.append(x)
+                    found.add(x)
+            if cost > self.cheap:
+                return None
+        return found if bytes_in <= guess(nbytes(n.ttype)) else None
+
+    def is_summed_up(self, n: Node) -> bool:
+        """Is its only reader a sum of columns, in a kernel of its own, which reads each element
+        once? Then that makes it: along with what it is made of it would be stored and loaded
+        again."""
+        size = guess(n.ttype.size)
+        while len(self.users[n]) == 1 and n not in self.results:
+            (n,) = self.users[n]
+            f = self.facts[n]
+            if f.kind != "view":
+                if f.kind != "reduce" or f.outer is not None or isinstance(n.type, TupleType):
                     return False
-                cost += self.facts[x].flops
-            elif not is_scalar_constant(x):
-                bytes_in += guess(nbytes(x.ttype))
-        if cost > self.cheap or bytes_in > guess(nbytes(n.ttype)):
+                return n.rank > 0 and prod(map(guess, f.domain)) == size
+        return False
+
+    def in_memory(self, x: Node, reader: Node) -> bool:
+        """Is a value stored whatever clusters there will be: an input, a result, a reduction that
+        something larger reads, whose kernel is another one?"""
+        f = self.facts[x]
+        if f.kind == "source" or x in self.results or self.without_memory(x):
+            return True
+        if isinstance(x.type, TupleType) or guess(x.ttype.size) >= guess(reader.ttype.size):
             return False
-        return all(self.computes(u) for u in self.users[n])
+        if f.kind == "map" and x.inputs:  # of such a reduction, and as small
+            return all(self.in_memory(self.renamed_value(y), reader) for y in x.inputs)
+        return f.kind == "reduce" and f.outer is None
+
+    def renamed_value(self, x: Node) -> Node:
+        """What a value is only another shape of: the same elements in the same order."""
+        while self.facts[x].reshape or is_same_order(x):
+            x = x.inputs[0]
+        return x
 
     def computes(self, n: Node) -> bool:
         """Would this reader, or the readers of this view, compute an operand themselves?"""
@@ -166,6 +223,22 @@ class Inlining:
             elif kind not in ("map", "reduce"):
                 return False
         return True
+
+
+def is_same_order(n: Node) -> bool:
+    """Are only axes of one element in other places?"""
+    if not isinstance(n.op, Permute):
+        return False
+    moved = [k for k in n.op.perm if n.inputs[0].shape[k] != 1]
+    return moved == sorted(moved)
+
+
+def is_widened(n: Node) -> bool:
+    """Is it a narrow float as a wider one?"""
+    if n.op.name != "cast" or len(n.inputs) != 1:
+        return False
+    (x,) = n.inputs
+    return x.dtype.is_float and n.dtype.is_float and x.dtype.bits < n.dtype.bits
 
 
 def inlining_of(

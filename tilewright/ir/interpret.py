@@ -283,7 +283,7 @@ class Evaluator:
             for j, (a, e) in enumerate(zip(inner, exts[len(lead) :], strict=True)):
                 before, after = rank + j, len(inner) - j - 1
                 env[a.name] = np.arange(e).reshape((1,) * before + (-1,) + (1,) * after)
-            sub = Evaluator(self.mem, {}, env)
+            sub = type(self)(self.mem, {}, env)
             if self.mask is not True:
                 sub.mask = np.asarray(self.mask)[with_inner_axes]
             x = np.asarray(sub(v.body))
@@ -299,7 +299,7 @@ class Evaluator:
         acc = [np.asarray(x.value, x.dtype.numpy) for x in c.neutral]
         for point in np.ndindex(*exts):
             at = {a.name: k for a, k in zip(v.axes, point, strict=True)}
-            sub = Evaluator(self.mem, {}, {**self.env, **at})
+            sub = type(self)(self.mem, {}, {**self.env, **at})
             sub.mask = self.mask
             x = sub(v.body)
             acc = list(combined(c, acc, x if isinstance(x, tuple) else (x,)))

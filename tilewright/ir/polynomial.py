@@ -255,8 +255,18 @@ def bounds(x: Dim) -> tuple[int, int]:
                 ends = [_sat(a * l), _sat(a * h), _sat(b * l), _sat(b * h)]
                 a, b = min(ends), max(ends)
             lo, hi = _sat(lo + a), _sat(hi + b)
-        x._bounds = lo, hi
+        x._bounds = _closer(x, lo, hi)
     return x._bounds
+
+
+def _closer(x: Int, lo: int, hi: int) -> tuple[int, int]:
+    """Bounds at both values of a factor that has two."""
+    for atom in (a for mono, _ in x.terms if len(mono) > 1 for a in mono):
+        rest, coef = linear(x, atom)
+        if coef is not None and _atom_bounds(atom) == (0, 1):
+            (a, b), (c, d) = bounds(rest), bounds(rest + coef)
+            return max(lo, min(a, c)), min(hi, max(b, d))
+    return lo, hi
 
 
 def _sat(v: int) -> int:
@@ -308,8 +318,7 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
             rest, coef = linear(x, atom)
             if coef is None:
                 continue
-            down = nonneg(coef, 0)
-            up = nonneg(-coef, 0)
+            down, up = nonneg(coef, 0), nonneg(-coef, 0)
             both = (atom.op == "min") == down  # the worst case must hold for either argument
             if (down or up) and both:
                 return all(nonneg(rest + coef * e, depth - 1) for e in (atom.a, atom.b))

@@ -19,11 +19,11 @@ from tilewright.ir import dim as D
 from tilewright.ir.atom import Data
 from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Load, Rewriter, Value, cast, const, fn, load
-from tilewright.ir.types import DType, f64, i64
+from tilewright.ir.expr import Load, Rewriter, Value, load
+from tilewright.ir.types import DType
 from tilewright.kernel.box_copies import box_loops, engine_of
 from tilewright.kernel.divisors import Divisors, dim_part, whole_lanes
-from tilewright.kernel.group import Buffer, pointer_buffer
+from tilewright.kernel.group import Buffer
 from tilewright.kernel.group_products import group_product_loops, held_steps, is_group
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import (
@@ -60,13 +60,14 @@ from tilewright.kernel.nest import (
     writes,
 )
 from tilewright.kernel.pieces import Piece, choices_in, factors, piece_of, pieces_in, scattered
+from tilewright.kernel.report_records import REPORT_WORDS as REPORT_WORDS
+from tilewright.kernel.report_records import REPORTS as REPORTS
+from tilewright.kernel.report_records import record_of
 from tilewright.kernel.shared_again import used_again
 from tilewright.kernel.swizzle import Swizzled
 from tilewright.kernel.warp_products import Fragments, product_loops
 
 GRID = ("grid0", "grid1", "grid2")
-REPORTS = "reports"  # memory for the reports of kernels: words used so far, then records
-REPORT_WORDS = 1 << 16
 MOST_WRITTEN_OUT = 512  # statements of a piece
 
 Laid = tuple[Loop, Layout]
@@ -205,7 +206,8 @@ class Distribution:
                 b = replace(b, scope="shared", swizzle=swizzles.get(b.name))
             elif b.name in self.registers:
                 axes = self.registers[b.name]
-                b = replace(b, shape=tuple(axes[k][j].extent for k, j in self._order(b.name)))
+                sizes = (prod(axes[k][j].extent for k, j in own) for own in self._order(b.name))
+                b = replace(b, shape=tuple(sizes))
             elif b.name in self._read_by_engine():
                 b = replace(b, scope="in")
             out.append(b)
@@ -246,7 +248,9 @@ class Distribution:
         s = p.statement
         loops = self._laid(p.loops)
         if isinstance(s, Report):
-            return [self._spread(loops, self._reported(p), once=True)]
+            self.fresh += 1
+            told = _with_leaf(p.leaf, record_of(s, self.buffers, self.fresh))
+            return [self._spread(loops, told, once=True)]
         if isinstance(s, Store) and scattered(s):
             one = Atomic(s.stage, str(s.combine), s.buffer, s.index, s.value, order="relaxed")
             return [self._spread(loops, _with_leaf(p.leaf, one), once=True)]
@@ -266,10 +270,7 @@ class Distribution:
         if sums not in self.registers:
             raise Invalid(f"the sums {sums} of {p.stage} are used with other layouts elsewhere")
 
-        def place(name: str, digits: list[list[Dim]]) -> tuple[Dim, ...]:
-            return tuple(digits[k][n] for k, n in self._order(name))
-
-        laid = Fragments(i, j, r, self.registers, place)
+        laid = Fragments(i, j, r, self.registers, self._cell)
         name = self.products[p.stage]
         if is_group(name):
             return group_product_loops(p, name, laid)
@@ -335,8 +336,7 @@ class Distribution:
         """The loops over threads by their axes. Of an axis that several loops have parts of there
         is one, and their digits are those of its number."""
         own: dict[str, Loop] = {}
-        # Neighbouring threads have neighbouring vectors.
-        loops = sorted(loops, key=lambda x: any(d.at == LANES for d in x[1]))
+        loops = _by_lanes(loops)
         for axis, parts in axis_parts(l for _, l in loops).items():
             places = [
                 (x.var, k)
@@ -354,6 +354,17 @@ class Distribution:
                     step *= n
             own[axis] = Loop(D.the_sym(number), axis, ())
         return own
+
+    def other_parts(self, p: Piece, axis: str) -> str | None:
+        """A buffer in registers that a piece, whose loops have parts of an axis of threads, uses
+        with only some of them, or in another order: its place there is not the thread's number."""
+        order = [x.var for x, l in _by_lanes(self._laid(p.loops)) if axis in axes_of(l)]
+        for name, at in (*p.writes(), *((str(r.source), r.index) for r in p.reads())):
+            axes = self.registers.get(name, ())
+            own = [D.the_sym(i) for i, l in zip(at, axes) if axis in axes_of(l)]
+            if own not in ([], order):
+                return name
+        return None
 
     def _neighbours(self, leaf: Stmt, x: Loop, layout: Layout, digits: dict[Sym, Any]) -> Stmt:
         """Places that are read from memory, of lanes that are neighbours: the first one's and the
@@ -419,10 +430,21 @@ class Distribution:
             own.append([v for v, _ in digits[var]] if x and var is not None else [])
             if own[-1] and begin:
                 own[-1][0] = own[-1][0] + begin // size(x[1:])
-        return tuple(own[k][j] for k, j in self._order(name))
+        return self._cell(name, own)
 
-    def _order(self, name: str) -> list[tuple[int, int]]:
-        """The new axes of a buffer in registers: (axis, digit)."""
+    def _cell(self, name: str, digits: list[list[Dim]]) -> tuple[Dim, ...]:
+        """The place of an element in registers, given the digits along each of its axes."""
+        axes, out = self.registers[name], list[Dim]()
+        for own in self._order(name):
+            number: Dim = 0
+            for k, j in own:
+                number = number * axes[k][j].extent + digits[k][j]
+            out.append(number)
+        return tuple(out)
+
+    def _order(self, name: str) -> list[list[tuple[int, int]]]:
+        """The new axes of a buffer in registers: (axis, digit). Parts of an axis of threads are one
+        axis, which is the number of the thread."""
         axes = self.registers[name]
         found = [(k, j) for k, x in enumerate(axes) for j in range(len(x))]
 
@@ -431,7 +453,14 @@ class Distribution:
             # Of an instruction's registers the steps of a sum count more than its rows.
             return d.rank, -at[0] if d.at == FRAGMENT else at[0], at[1]
 
-        return sorted(found, key=place)
+        out: list[list[tuple[int, int]]] = []
+        for k, j in sorted(found, key=place):
+            axis = axes[k][j].axis
+            if axis is not None and out and axes[out[-1][-1][0]][out[-1][-1][1]].axis == axis:
+                out[-1].append((k, j))
+            else:
+                out.append([(k, j)])
+        return out
 
     def _divisible(self, leaf: Stmt) -> Stmt:
         """Where an argument's memory is accessed at a place that is read from memory, what that is
@@ -468,7 +497,7 @@ class Distribution:
             """The partial result of a thread: its places in the loops that are summed over."""
             own = [[v for v, _ in digits[x.var]] for x, _ in data]
             own += [[v for v, d in digits[x.var] if d.axis is not None] for x in over]
-            return part, tuple(own[k][j] for k, j in self._order(part))
+            return part, self._cell(part, own)
 
         first, every = self._copies(data, among, f"{part}.init")
         out: list[Stmt] = [Alloc(part)]
@@ -512,31 +541,6 @@ class Distribution:
             made.append((Loop(v, "serial", ()), l))
         return made[: len(data)], made[len(data) :]
 
-    # ---- reports
-
-    def _reported(self, p: Piece) -> Stmt:
-        """A record in memory: how many words, which report, its values."""
-        s = p.statement
-        assert isinstance(s, Report)
-        self.buffers.setdefault(REPORTS, pointer_buffer(REPORTS, i64, "out"))
-        self.fresh += 1
-        slot = f"slot{self.fresh}"
-        self.buffers[slot] = Buffer(slot, i64, (), "local")
-        words = [const(s.site, i64), const(len(s.values), i64), *map(_word, s.values)]
-        stage = f"told{self.fresh}"
-        count = const(len(words), i64)
-        take = Atomic(stage, "add", REPORTS, (0,), count, None, (slot, ()), "relaxed")
-        first = load(slot, (), i64)
-        places = [first.as_dim() + (k + 1) for k in range(len(words))]
-        stores = tuple(Store(stage, REPORTS, (at,), w) for at, w in zip(places, words, strict=True))
-        room = fn("lt", first, const(REPORT_WORDS - len(words) - 1, i64))
-        told: tuple[Stmt, ...] = (Alloc(slot), take, If(room, stores))
-        leaf: Stmt = If(fn("not", s.condition) if s.condition is not None else _TRUE, told)
-        return _with_leaf(p.leaf, leaf)
-
-
-_TRUE = fn("eq", const(0, i64), const(0, i64))
-
 
 def _part(i: Dim) -> tuple[Sym, int] | None:
     """A variable and where it begins, if an index is that."""
@@ -547,15 +551,13 @@ def _part(i: Dim) -> tuple[Sym, int] | None:
     return D.the_sym(rest), begin
 
 
+def _by_lanes(loops: Sequence[Laid]) -> list[Laid]:
+    """Loops with lanes last: neighbouring threads have neighbouring vectors."""
+    return sorted(loops, key=lambda x: any(d.at == LANES for d in x[1]))
+
+
 def _condition(s: Stmt) -> list[Load]:
     return reads(with_bodies(s, [() for _ in bodies(s)])) if bodies(s) else []
-
-
-def _word(v: Value) -> Value:
-    """A value in eight bytes: an integer, or the bits of a double."""
-    if not v.dtype.is_float:
-        return cast(v, i64)
-    return cast(fn("bits_of_f64", cast(v, f64)), i64)
 
 
 def _with_leaf(leaf: Stmt, new: Stmt) -> Stmt:

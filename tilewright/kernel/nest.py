@@ -36,11 +36,8 @@ from tilewright.kernel.guards import copied
 # thread.*  the threads of a block (the rules are in kernel/threads.py)
 BLOCKS = ("block.x", "block.y", "block.z")
 THREADS = ("thread.x", "thread.y", "thread.z")
-KINDS = (
-    *("serial", "independent", "parallel", "unroll", "lane", "tensor", "library"),
-    *BLOCKS,
-    *THREADS,
-)
+PLAIN = ("serial", "independent", "parallel", "unroll", "lane", "tensor", "library")
+KINDS = (*PLAIN, *BLOCKS, *THREADS)
 ANY_ORDER = ("independent", "parallel")
 # shared: one per block of threads; stack, heap, let: local, of legal nests (memory.py and hoist.py
 # of kernel/legal/); the others are explained at group.Buffer
@@ -51,14 +48,12 @@ SCOPES = ("in", "out", "local", "register", "stack", "heap", "let", "shared", "m
 ATOMICS = ("add", "and", "or", "xor", "max", "min", "xchg", "cas", "load")
 ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 
-
 # Keys by which statements are found: ("loop", its name), ("stage", its name), and these.
 Mark = tuple[str, str]
 BRANCH: Mark = ("branch", "")
 TENSOR: Mark = ("tensor", "")
 WAITS: Mark = ("waits", "")
 UNROLLED: Mark = ("unrolled", "")  # lane loops too, where the extent is no constant
-
 
 # Pragmas of legal nests (kernel/legal/). lanes: how many a lane loop has, if its extent is no
 # constant. interleave: the stores of an unrolled loop fill the places between lanes. masked: lanes
@@ -196,6 +191,11 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Await:
+    """What comes before needs nothing of earlier launches: a task waits for those here."""
+
+
+@dataclass(frozen=True)
 class Prefetch:
     """Prefetches the cache line of an element, which may lie outside its buffer, and those that
     follow it, `lines` in all, into the first cache or only into the one of a later `level`; reads
@@ -260,10 +260,10 @@ class Report:
     condition: Value | None = None
 
 
-Fence = Union[Barrier, Commit, Wait, Acquire, Release, Turn]
+Fence = Union[Barrier, Commit, Wait, Acquire, Release, Turn, Await]
 Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
 # What orders the threads of a block, and computes nothing.
-FENCES = (Barrier, Commit, Wait, Acquire, Release, Turn)
+FENCES = (Barrier, Commit, Wait, Acquire, Release, Turn, Await)
 # What steps do not move anything across.
 BRANCHES = (If, While, Atomic, Report)
 

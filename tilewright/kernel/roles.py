@@ -9,9 +9,9 @@ rest is done by the threads of the block. Two things order them, and no barrier:
   (Release), from which on the same memory is used again.
 
 Iterations are counted from the beginning of the launch, also where the loop is inside others.
-Several such loops one after the other, of as many versions, are one loop to this: the first
-iterations may be apart from the rest. In order, one iteration after the other, the statements mean
-the same: nests are checked and interpreted so.
+Several such loops one after the other are one loop to this: the first iterations may be apart from
+the rest, and a tile that is needed in all of them may come before. In order, one iteration after
+the other, the statements mean the same: nests are checked and interpreted so.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def role_loop(body: tuple[Stmt, ...]) -> Loop | None:
     return next((s for s, _ in walk(body) if isinstance(s, Loop) and has_roles(s)), None)
 
 
-def versions_of(loop: Loop) -> int:
-    """For how many iterations there is memory."""
-    return next(s.versions for s in loop.body if isinstance(s, Acquire))
+def versions_of(body: tuple[Stmt, ...]) -> int:
+    """By how many iterations the producer of a launch may be ahead at most; 0: it has none."""
+    return max((s.versions for s, _ in walk(body) if isinstance(s, Acquire)), default=0)
 
 
 def _parts(loop: Loop) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
@@ -92,11 +92,15 @@ def role_faults(launch: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]]:
     for s, _ in walk(launch):
         if isinstance(s, Release) and (not loops or s.pending < 0):
             yield "copies are released that no producer waits for", s
+    together = any(dict(q.pragmas).get("cluster", 1) > 1 for _, p in loops for q in p)
+    released = [s for s, _ in walk(launch) if isinstance(s, Release)]
+    if together and released and released[-1].pending:
+        what = "blocks of a cluster end when all is released, but the last iterations are not"
+        yield what, released[-1]
     for loop, path in loops[1:]:
         first, around = loops[0]
-        if path != around or versions_of(loop) != versions_of(first):
-            what = "roles, but are not in one place, of as many versions"
-            yield f"{first.name} and {loop.name} have {what}", loop
+        if path != around:
+            yield f"{first.name} and {loop.name} have roles, but are not in one place", loop
     mine = {id(s) for loop, _ in loops for s, _ in walk(loop.body)}
     for loop, path in loops:
         yield from ((what, loop) for what in _loop_faults(loop, path))
@@ -110,7 +114,7 @@ def _loop_faults(loop: Loop, path: Path) -> Iterator[str]:
     what = f"{loop.name} has roles"
     if any(q.kind in (*THREADS, "lane", "parallel") for q in (*path, loop)):
         yield f"{what} inside of threads"
-    if not isinstance(loop.body[0], Acquire) or versions_of(loop) < 1:
+    if not isinstance(loop.body[0], Acquire) or versions_of(loop.body) < 1:
         yield f"{what}, but does not begin with an acquire of its memory"
     if loop.body.count(Commit()) != 1:
         yield f"{what}, but not one group of copies"

@@ -19,6 +19,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.types import from_memory, to_memory
+from tilewright.kernel.early import parts
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.interpret import Env, RunError
 from tilewright.kernel.nest import THREADS, Alloc, Loop, Nest, Stmt, mentions, substitute_all, walk
@@ -180,6 +181,7 @@ class _Call:
         self.seen = {name: _Seen(len(m), n) for name, m in memory.items()}
         self.at = [0] * n  # the phase of each block
         self.done = [0] * n  # its tasks in that phase
+        self.begun: dict[int, _Task] = {}  # by block: what waits after it has begun early
 
     def run(self) -> None:
         going = set(range(self.graph.blocks))
@@ -189,7 +191,7 @@ class _Call:
                 self._skip(b)
                 if self.at[b] == len(self.graph.phases):
                     going.discard(b)
-                elif self.done[b] or not self._missing(b):
+                elif self.done[b] or not self._missing(b) or self._begins(b):
                     ready.append(b)
             if not ready and going:
                 self._stuck(sorted(going))
@@ -204,6 +206,10 @@ class _Call:
         g = self.graph
         while self.at[b] < len(g.phases) and not len(g.own(self.at[b], b)):
             self.at[b] += 1
+
+    def _begins(self, b: int) -> bool:
+        """May the block begin a task before it waits?"""
+        return bool(self.graph.phases[self.at[b]].early) and b not in self.begun
 
     def _missing(self, b: int) -> list[str]:
         waits = self.graph.phases[self.at[b]].waits
@@ -221,11 +227,18 @@ class _Call:
     def _step(self, b: int) -> None:
         k = self.at[b]
         p, own, clock = self.graph.phases[k], self.graph.own(k, b), self.clocks[b]
+        begun = self.begun.pop(b, None)
+        task = begun or _Task(self, b, k, own[self.done[b]])
+        early, rest = parts(task.code.statements)
+        if p.early and begun is None and not self.done[b]:
+            task.run(early)
+            self.begun[b] = task
+            return
         if not self.done[b]:
             for w in p.waits:
                 if w.counter in self.published:
                     np.maximum(clock, self.published[w.counter], out=clock)
-        self._task(b, k, own[self.done[b]])
+        task.run(rest if begun else (*early, *rest))
         self.done[b] += 1
         if self.done[b] < len(own):
             return
@@ -237,27 +250,44 @@ class _Call:
             clock[b] += 1
         self.at[b], self.done[b] = k + 1, 0
 
-    def _task(self, b: int, phase: int, number: int) -> None:
-        code = self.codes[phase]
-        views: dict[str, _View] = {}
-        watched: dict[str, Watch] = {}
+
+class _Task:
+    """A task of a block, which runs at once or in two parts."""
+
+    def __init__(self, call: _Call, b: int, phase: int, number: int) -> None:
+        self.call, self.code = call, call.codes[phase]
+        code = self.code
+        self.views: dict[str, _View] = {}
+        for x in code.buffers:
+            space, start = code.body.places[x.name]
+            self.views[x.name] = _View(call, b, phase, x, start, call.seen[space])
+        self._read()
+        by_thread = {name: Watch(m.size) for name, m in code.grid.memory.items()}
+        watched: dict[str, Watch] = dict(self.views)
+        self.block = _Block(code.grid, number, code.points[number], code.size, watched, by_thread)
+
+    def _read(self) -> None:
+        """Memory as it is now."""
+        code = self.code
         code.grid.memory = {}
         for x in code.buffers:
             space, start = code.body.places[x.name]
             shape = code.grid.shape(x)
             size = int(np.prod(shape, dtype=np.int64)) * x.dtype.bytes
-            raw = self.memory[space][start : start + size].view(x.dtype.memory).reshape(shape)
+            raw = self.call.memory[space][start : start + size].view(x.dtype.memory).reshape(shape)
             code.grid.memory[x.name] = np.array(from_memory(raw, x.dtype))
-            watched[x.name] = views[x.name] = _View(self, b, phase, x, start, self.seen[space])
-        by_thread = {name: Watch(m.size) for name, m in code.grid.memory.items()}
-        block = _Block(code.grid, number, code.points[number], code.size, watched, by_thread)
-        block.run(code.statements)
+
+    def run(self, statements: tuple[Stmt, ...]) -> None:
+        code = self.code
+        self._read()
+        self.block.memory |= code.grid.memory
+        self.block.run(statements)
         for x in code.buffers:
-            cells = views[x.name].changed
+            cells = self.views[x.name].changed
             if not cells:
                 continue
             at = np.unique(np.concatenate(cells))
             space, start = code.body.places[x.name]
             values = to_memory(code.grid.memory[x.name].reshape(-1)[at], x.dtype)
             end = start + code.grid.memory[x.name].size * x.dtype.bytes
-            self.memory[space][start:end].view(x.dtype.memory)[at] = values
+            self.call.memory[space][start:end].view(x.dtype.memory)[at] = values

@@ -6,6 +6,9 @@ it runs its own. Before the first of them it waits until counters have reached a
 last it adds their number to the phase's counter. The last block to finish sets all counters to zero
 for the next call.
 
+Tasks that begin with copies of memory which no phase before writes (kernel/early.py) wait after
+these instead: `early` names that memory.
+
 A task graph prints and parses, and `faults` says what is wrong with one. kernel/simt_tasks.py runs
 it, llvm/tasks.py writes the code that does.
 """
@@ -58,8 +61,8 @@ class Wait:
 @dataclass(frozen=True)
 class Ahead:
     """Memory that blocks fetch into the cache before they wait: what their tasks of a later phase
-    read and no phase writes. Task t of that phase reads `size` bytes at `stride` * t of an
-    argument; a block fetches those of its tasks number `first` to `last`."""
+    read and no phase writes. Task t of that phase reads `size` bytes at `start` + `stride` *
+    (t // `every`) of an argument; a block fetches those of its tasks number `first` to `last`."""
 
     phase: int
     argument: int
@@ -67,6 +70,8 @@ class Ahead:
     size: int
     first: int
     last: int
+    start: int = 0
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class Phase:
     counter: int = -1
     release: bool = True
     ahead: tuple[Ahead, ...] = ()
+    early: tuple[str, ...] = ()  # spaces that tasks read before they wait
 
     @property
     def tasks(self) -> int:
@@ -121,7 +127,8 @@ def conflict(a: Phase, b: Phase) -> bool:
 
 def ordered(phases: Sequence[Phase], blocks: int, threads: int) -> TaskGraph:
     """The graph of phases whose waits are not known: each waits for the earlier ones that use its
-    memory, unless another wait implies that."""
+    memory, unless another wait implies that. One that would read early what an earlier one writes
+    waits before its tasks."""
     before: list[int] = []  # of each phase: the set of phases that are complete when it begins
     needs: list[list[int]] = []
     for k, p in enumerate(phases):
@@ -139,6 +146,7 @@ def ordered(phases: Sequence[Phase], blocks: int, threads: int) -> TaskGraph:
             p,
             waits=tuple(Wait(counter[j], phases[j].tasks) for j in sorted(own)),
             counter=counter.get(k, -1),
+            early=() if list(_too_early(phases, k)) else p.early,
         )
         for k, (p, own) in enumerate(zip(phases, needs, strict=True))
     ]
@@ -189,11 +197,23 @@ def faults(g: TaskGraph, resident: int | None = None) -> Iterator[str]:
                 yield f"phase {k} ({x}) does not wait for phase {j} ({y})"
         for a in p.ahead:
             yield from _ahead_faults(g, k, a)
+        yield from _too_early(g.phases, k)
+
+
+def _too_early(phases: Sequence[Phase], k: int) -> Iterator[str]:
+    for space in phases[k].early:
+        if space == ARENA:
+            yield f"phase {k} reads the arena before it waits"
+        for j, p in enumerate(phases[:k]):
+            if any(u.writes and u.space == space for u in p.uses):
+                yield f"phase {k} reads {space} before it waits, and phase {j} writes it"
 
 
 def _ahead_faults(g: TaskGraph, k: int, a: Ahead) -> Iterator[str]:
     if not k <= a.phase < len(g.phases):
         yield f"phase {k} fetches for phase {a.phase}, which is not a later one"
+    if a.every < 1:
+        yield f"phase {k} fetches for every {a.every} tasks"
 
 
 def check(g: TaskGraph, resident: int | None = None) -> TaskGraph:
@@ -213,10 +233,11 @@ def print_tasks(g: TaskGraph) -> str:
         lines.append(f"phase {k}: {p.kind} {size} of {p.threads} threads")
         lines += [f"  {u}" for u in p.uses]
         lines += [
-            f"  ahead of {a.phase}: argument {a.argument}, {a.size} bytes at {a.stride}, "
-            f"tasks {a.first} to {a.last}"
+            f"  ahead of {a.phase}: argument {a.argument}, {a.size} bytes at {a.start} + "
+            f"{a.stride} * (t // {a.every}), tasks {a.first} to {a.last}"
             for a in p.ahead
         ]
+        lines += [f"  early {space}" for space in p.early]
         lines += [f"  wait {w.counter} {w.count}" for w in p.waits]
         if p.counter >= 0:
             lines.append(f"  signal {p.counter}" + ("" if p.release else " relaxed"))
@@ -229,8 +250,10 @@ _LINES = {
     "use": re.compile(r"  (read|write) (\w+)(?: (\d+) (\d+))?"),
     "wait": re.compile(r"  wait (-?\d+) (\d+)"),
     "signal": re.compile(r"  signal (\d+)( relaxed)?"),
+    "early": re.compile(r"  early (\w+)"),
     "ahead": re.compile(
-        r"  ahead of (\d+): argument (\d+), (\d+) bytes at (\d+), tasks (\d+) to (\d+)"
+        r"  ahead of (\d+): argument (\d+), (\d+) bytes at (\d+) \+ (\d+) \* \(t // (\d+)\), "
+        r"tasks (\d+) to (\d+)"
     ),
 }
 
@@ -268,10 +291,13 @@ def _with_line(p: Phase, line: str, n: int) -> Phase:
             return replace(p, waits=(*p.waits, Wait(int(given[0]), int(given[1]))))
         if what == "signal":
             return replace(p, counter=int(given[0]), release=given[1] is None)
-        phase, argument, size, stride, first, last = map(int, given)
-        return replace(p, ahead=(*p.ahead, Ahead(phase, argument, stride, size, first, last)))
+        if what == "early":
+            return replace(p, early=(*p.early, given[0]))
+        phase, argument, size, start, stride, every, first, last = map(int, given)
+        made = Ahead(phase, argument, stride, size, first, last, start, every)
+        return replace(p, ahead=(*p.ahead, made))
     raise Invalid(
         f"{line.strip()!r} is no part of a phase",
         where=f"line {n}",
-        hint="such a line begins with read, write, wait, signal or ahead",
+        hint="such a line begins with read, write, wait, signal, early or ahead",
     )

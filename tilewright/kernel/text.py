@@ -61,6 +61,7 @@ from tilewright.kernel.nest import (
     Acquire,
     Alloc,
     Atomic,
+    Await,
     Barrier,
     Commit,
     If,
@@ -196,6 +197,8 @@ def line_text(s: Stmt) -> str:
         return f"release {s.pending}"
     if isinstance(s, Turn):
         return "pass turn" if s.passes else "turn"
+    if isinstance(s, Await):
+        return "await"
     if isinstance(s, Prefetch):
         extra = [("lines", s.lines), ("level", s.level)]
         return f"prefetch {value_text(s.load)}" + "".join(f" {x} {k}" for x, k in extra if k > 1)
@@ -439,6 +442,8 @@ def _read_body(
             out.append(Acquire(int(rest)) if word == "acquire" else Release(int(rest)))
         elif line in ("turn", "pass turn"):
             out.append(Turn(word == "pass"))
+        elif line == "await":
+            out.append(Await())
         elif word == "prefetch":
             at, _, level = rest.partition(" level ")
             at, _, many = at.partition(" lines ")

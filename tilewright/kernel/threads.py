@@ -35,6 +35,7 @@ from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import extent, loads
 from tilewright.kernel.dependence import _same_iteration, _window
+from tilewright.kernel.early import await_faults
 from tilewright.kernel.fragments import WARP
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, warp_match
 from tilewright.kernel.nest import (
@@ -217,6 +218,7 @@ def thread_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
             yield from ((what, c.store) for what in _combined_faults(c, size))
         yield from _warp_faults(n, launch)
         yield from role_faults(launch)
+        yield from await_faults(n, grid_of(launch)[1])
     outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
     for s, p in walk(n.body):
         threads = [q for q in p if q.kind in THREADS]

@@ -18,7 +18,7 @@ from tilewright.ir.expr import Load, cast, fn, load
 from tilewright.ir.types import DType
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.layouts import FRAGMENT, LANES, REGISTER, Digit, Layout
-from tilewright.kernel.nest import Alloc, Loop, Stmt, Store
+from tilewright.kernel.nest import Alloc, Loop, Stmt, Store, substitute_all
 from tilewright.kernel.pieces import ROUNDED, Piece, factors, is_rounded
 
 ROWS, COLUMNS = 16, 8  # of one instruction
@@ -120,6 +120,11 @@ def product_loops(
     body.append(_around(around, inner))
     made: tuple[Stmt, ...] = tuple(body)
     warps = _warps(laid.rows, row) + _warps(laid.columns, column)
+    if len(warps) > 1:  # some along the rows, as many as it takes along the columns
+        across = _extent(warps[1])
+        number = D.var(f"{name}.w", _extent(warps[0]) * across)
+        made = substitute_all(made, {warps[0]: number // across, warps[1]: number % across})
+        warps = [D.the_sym(number)]
     for v in warps:
         made = (Loop(v, "thread.z", made),)
     kind_ = "unroll" if _extent(r) // steps <= MOST_UNROLLED else "serial"

@@ -94,9 +94,8 @@ def ring(launch: tuple[Stmt, ...]) -> int:
     those that a slow thread may still be waiting for."""
     if not any(i.engine for _, i in instructions(launch)):
         return 0
-    loop = role_loop(launch)
-    if loop is not None:
-        return versions_of(loop)
+    if versions_of(launch):
+        return versions_of(launch)
     waits = [s.pending for s, _ in walk(launch) if isinstance(s, Wait) and not s.products]
     return 1 << (max(waits, default=0) + 2).bit_length()
 
@@ -211,9 +210,14 @@ class BulkCopies:
         self.w.branch("%elected.lane" if self.producing else "%elected", f)
 
     def produce(self, body: tuple[Stmt, ...]) -> None:
-        """The code of the producer, which is a warp: one thread of it issues copies."""
+        """The code of the producer, which is a warp: one thread of it issues copies. In a cluster
+        it stays until everything is released: other blocks arrive here as late as that, and what it
+        has asked for is there by then, in all blocks."""
         self.producing = True
         self.body.block(body)
+        if self.cluster is not None:
+            end = self.put("load i32, ptr %issued, align 4")
+            self._up_to("issued", self.put(f"add i32 {end}, {self.ring}"), self._free)
         self.producing = False
 
     # ---- copies
@@ -435,12 +439,15 @@ class BulkCopies:
 
     # ---- roles
 
-    def acquire(self) -> None:
+    def acquire(self, versions: int) -> None:
         """The producer waits for the memory of its iteration. That of the first ones is free: a new
-        memory barrier is behind its other turn."""
-        number = self.put("load i32, ptr %issued, align 4")
-        turn = self.put(f"xor i32 {self._turn(number)}, 1")
-        self._await(self._of_release(number), turn)
+        memory barrier is behind its other turn, of the rounds before the first."""
+        self._free(self.put("load i32, ptr %issued, align 4"), versions)
+
+    def _free(self, number: str, versions: int | None = None) -> None:
+        """Waits for the release of what was issued so many before; by default a whole ring."""
+        earlier = self.put(f"add i32 {number}, {2 * self.ring - (versions or self.ring)}")
+        self._await(self._of_release(earlier), self._turn(earlier))
 
     def release(self, pending: int) -> None:
         """Every warp arrives for itself, when all its threads have come; one thread for each block

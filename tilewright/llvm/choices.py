@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 
 from tilewright.ir import dim as D
 from tilewright.ir.conditions import parts_of
-from tilewright.ir.dim import Sym
+from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Value
+from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal.accesses import EDGES, ZEROS
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import Context, Test
@@ -76,7 +77,7 @@ class Choices:
         b = self.c.buffers[v.source]
         const, terms, _ = self.addresses.indices.terms(self.addresses.linear(b, v.index))
         t = f"<{w} x {memory_type(b.dtype)}>"
-        c = self.values.value(condition, True)
+        c = self._there(b, v.index, w, [self.values.value(condition, True)])
         zeros = self.zeros.get(t)
         if zeros is None:
             zeros = self.zeros[t] = f"%{self.w.fresh('zeros')}"
@@ -93,7 +94,7 @@ class Choices:
         assert isinstance(x, Load)
         b = self.c.buffers[str(x.source)]
         ends = [self.c.with_lane(k, lambda: values.value(condition, True)) for k in (0, w - 1)]
-        inside = self.w.put(f"and i1 {ends[0]}, {ends[1]}")
+        inside = self._there(b, x.index, w, ends)
 
         def slow() -> str:
             c, other = values.lanes_of(condition, True), values.lanes_of(v.args[2], True)
@@ -102,6 +103,19 @@ class Choices:
 
         t = vector(register_type(v.dtype), w)
         return self.w.either(inside, t, lambda: self.loads.at(b, x.index, w), slow)
+
+    def _there(self, b: Buffer, index: tuple[Dim, ...], w: int, tests: list[str]) -> str:
+        """Do conditions hold, and is all of a vector in its buffer? A choice around this one may be
+        what says so, and its other side is chosen where it is not."""
+        put, dim = self.w.put, self.addresses.indices.dim
+        for i, n in zip(index, b.shape, strict=True):
+            if not D.nonneg(i):
+                first = self.c.with_lane(0, lambda i=i: dim(i))
+                tests.append(put(f"icmp sge i64 {first}, 0"))
+            if not D.known_lt(i, n):
+                last = self.c.with_lane(w - 1, lambda i=i: dim(i))
+                tests.append(put(f"icmp slt i64 {last}, {dim(n)}"))
+        return reduce(lambda x, y: put(f"and i1 {x}, {y}"), dict.fromkeys(tests))
 
 
 def _is_zero(v: Value) -> bool:

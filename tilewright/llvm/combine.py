@@ -44,7 +44,8 @@ class ThreadSums:
 
     def meet(self) -> None:
         """All threads have come, of a cluster those of all its blocks: where kernels begin and
-        end. What they have written need not be seen by other blocks."""
+        end. What they have written need not be seen by other blocks, and nothing that they have
+        sent to those may be on its way."""
         self.everyone(".relaxed")
 
     def everyone(self, order: str = "") -> None:

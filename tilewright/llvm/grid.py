@@ -19,6 +19,7 @@ from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, Value
 from tilewright.ir.target import Grid, Target
+from tilewright.kernel.early import early_inputs
 from tilewright.kernel.fragments import LANE, WARP
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import Operand
@@ -27,6 +28,7 @@ from tilewright.kernel.nest import (
     THREADS,
     Acquire,
     Alloc,
+    Await,
     Barrier,
     Fence,
     Loop,
@@ -71,6 +73,9 @@ PRIVATE_LIMIT = 64 * 1024
 INLINED = 1024
 # The shared memory of a kernel that runs tasks, which these use one after the other.
 SHARED = "tw_tasks"
+# What a task calls where it waits for others, with how many counters it waits for (llvm/tasks.py).
+AWAIT = "tw_await"
+AWAITED = "i32 %waits, ptr addrspace(3) %record, ptr addrspace(1) %counters, i64 %grid"
 # Warps of a producer that gives up registers, which a group does together, and what it keeps.
 PRODUCERS, FEWEST = 4, 24
 # Nothing is prefetched: other threads run while one waits.
@@ -86,7 +91,8 @@ TRAITS = Traits(
 @dataclass(frozen=True)
 class Launch:
     """One kernel: its name, its blocks (functions of the sizes), the threads of a block, bytes of
-    shared memory to allocate, the buffers that it takes, the tensor maps that it takes last."""
+    shared memory to allocate, the buffers that it takes, the tensor maps that it takes last, and
+    the buffers that are read before it needs anything of earlier launches (kernel/early.py)."""
 
     symbol: str
     blocks: tuple[Dim, Dim, Dim]
@@ -95,6 +101,7 @@ class Launch:
     arguments: tuple[str, ...]
     boxes: tuple[Box, ...] = ()
     cluster: int = 1  # neighbouring blocks along x that run at the same time
+    early: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -176,6 +183,7 @@ class _Module:
         self.arith = GridArith(
             True, strict, has_bf16, often=INLINED, short=short, terms=terms, softmax=softmax
         )
+        self.early = early_inputs(grid_of(launch)[1])
         self.threads = x, y, z = _threads_of(launch, grid)
         self.roles = role_loop(launch) is not None
         # Registers of the threads, some of which the producer gives them.
@@ -213,7 +221,9 @@ class _Module:
         gx, gy, gz = (blocks.get(axis, 1) for axis in BLOCKS)
         names, boxes = tuple(b.name for b in args), tuple(k.bulk.boxes)
         shared, together = k.shared.dynamic, k.bulk.cluster_blocks
-        made = Launch(symbol, (gx, gy, gz), self.all_threads, shared, names, boxes, together)
+        early = tuple(x for x in names if x in self.early)
+        size = (gx, gy, gz), self.all_threads
+        made = Launch(symbol, *size, shared, names, boxes, together, early)
         if self.task and boxes:
             raise Unsupported(f"{symbol} takes tensor maps, which belong to a launch")
         return lines, made
@@ -221,7 +231,7 @@ class _Module:
     def _head(self, symbol: str, parameters: list[str], more: str) -> str:
         if self.task:
             place = ", ".join(f"i32 %task.{axis}" for axis in "xyz")
-            given = ", ".join((*parameters, place))
+            given = ", ".join((*parameters, place, *([AWAITED] if self.early else [])))
             return f"define internal void @{symbol}({given}) convergent noinline nounwind {{"
         size = ",".join(map(str, self.all_threads))
         head = f"define ptx_kernel void @{symbol}({', '.join(parameters)})"
@@ -267,6 +277,10 @@ class _Thread:
     def __init__(self, m: _Module, symbol: str, body: Body) -> None:
         self.body, self.w, self.c, self.a = body, body.writer, body.context, body.addresses
         self.threads, self.aligned = m.threads, m.alignment
+        self.task, self.dependents = m.task, "dependents" in m.grid.has
+        # Memory that earlier launches may write until they are waited for.
+        waits = bool(m.early)
+        self.changing = {b.name for b in body.context.args if waits and b.name not in m.early}
         buffers = self.c.buffers
         # Numbers of a tile kernel are given themselves, not as memory.
         tile = any(b.pointer for b in m.n.buffers)
@@ -311,8 +325,10 @@ class _Thread:
                 out.append(f"i64 %arg{k}")
                 continue
             aligned = self.aligned if not b.pointer else max(b.alignment, b.dtype.bytes)
-            alone = "" if b.pointer else "noalias "
-            read = "readonly " if b.scope == "in" and b.name not in self.in_order else ""
+            changing = b.name in self.changing
+            alone = "" if b.pointer or changing else "noalias "
+            read = b.scope == "in" and b.name not in self.in_order and not changing
+            read = "readonly " if read else ""
             out.append(f"ptr addrspace(1) {alone}{read}align {aligned} %arg{k}")
         out += [f"i64 %dim{k}" for k in range(len(self.c.n.dims))]
         return [*out, *(f"{MAP} %map{k}" for k in range(len(self.bulk.boxes)))]
@@ -362,8 +378,9 @@ class _Thread:
         self.w.line(f'call void asm sideeffect "{text}", "~{{memory}}"() convergent')
 
     def leave(self) -> None:
-        """A block of a cluster stays until all have got what it has asked for."""
-        if self.sums.cluster:
+        """A block of a cluster stays until all have got what it has asked for; where there are
+        roles its producer waits for that."""
+        if self.sums.cluster and not self.roles:
             self.sums.meet()
 
     # ---- loops
@@ -532,13 +549,26 @@ class _Thread:
         elif isinstance(s, Wait):
             self.bulk.wait(s.pending)
         elif isinstance(s, Acquire):
-            self.bulk.acquire()
+            self.bulk.acquire(s.versions)
         elif isinstance(s, Release):
             self.bulk.release(s.pending)
         elif isinstance(s, Turn):
             self.turns.take(s)
+        elif isinstance(s, Await):
+            self._await()
         else:
             self.bulk.commit()
+
+    def _await(self) -> None:
+        """A task waits for the phases before it. A launch waits for those before it, if it was made
+        to begin earlier (runtime/cuda/replay.py), and lets the next one begin."""
+        if self.task:
+            self.w.line(f"call void @{AWAIT}({AWAITED}) convergent")
+            self.sums.barrier()
+        elif self.dependents:
+            for what in ("launch_dependents", "wait"):
+                text = f'asm sideeffect "griddepcontrol.{what};", "~{{memory}}"()'
+                self.w.line(f"call void {text}")
 
     def refuse(self, s: While | Report) -> None:
         if isinstance(s, While):

@@ -243,6 +243,16 @@ class GridArith(Arith):
         self.declares.add("declare float @llvm.nvvm.div.full(float, float)")
         return self._each("@llvm.nvvm.div.full", lanes, *a)
 
+    def horizontal(self, combine: str, x: str, d: DType, lanes: int, of: Value) -> str:
+        """Products are added up in their order: each is one instruction with its addition."""
+        product = isinstance(of, Fn) and of.name == "mul" and combine == "add"
+        if not product or self.strict or register_type(d) != "float":
+            return super().horizontal(combine, x, d, lanes, of)
+        name, v = f"@llvm.vector.reduce.fadd.v{lanes}f32", vector("float", lanes)
+        self.declares.add(f"declare float {name}(float, {v})")
+        zero = literal(-0.0, f32)
+        return self.put(f"call contract float {name}(float {zero}, {v} {x})")
+
     def _widened(self, x: str, d: DType, lanes: int) -> str:
         """Two numbers of bf16 are the halves of a register: one is shifted up, one has the other
         masked out."""

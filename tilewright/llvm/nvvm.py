@@ -30,12 +30,13 @@ class Capability:
 
 _ALWAYS = ("f16",)
 _AMPERE = (*_ALWAYS, "bf16", "cp.async", "mma.bf16", "mma.tf32", "redux")
+_HOPPER = ("clusters", "tma", "wgmma", "bf16.math", "dependents")
 CAPABILITIES: dict[int, Capability] = {
     75: Capability("sm_75", 70, 63, _ALWAYS),
     80: Capability("sm_80", 80, 70, _AMPERE),
     86: Capability("sm_86", 80, 71, _AMPERE),
     89: Capability("sm_89", 83, 78, (*_AMPERE, "fp8")),
-    90: Capability("sm_90a", 83, 80, (*_AMPERE, "fp8", "clusters", "tma", "wgmma", "bf16.math")),
+    90: Capability("sm_90a", 83, 80, (*_AMPERE, "fp8", *_HOPPER)),
 }
 # PTX versions that LLVM 22 was found to write correctly.
 VERSIONS = (63, 64, 65, 70, 71, 72, 73, 74, 75, 76, 77, 78, 80, 81, 82, 83, 84, 85, 86, 87)

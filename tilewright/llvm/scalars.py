@@ -501,8 +501,8 @@ class Arith:
         s = self.put(f"shl {i} {w}, {self.splat_literal('16', 'i32', lanes)}")
         return self.put(f"bitcast {i} {s} to {vector('float', lanes)}")
 
-    def horizontal(self, combine: str, x: str, d: DType, lanes: int) -> str:
-        """All lanes combined into one value."""
+    def horizontal(self, combine: str, x: str, d: DType, lanes: int, of: Value) -> str:
+        """All lanes combined into one value, those of an expression."""
         t = register_type(d)
         v = vector(t, lanes)
         name = _REDUCE_FLOAT.get(combine) if d.is_float else _reduce_int(combine, d)

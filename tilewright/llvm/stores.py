@@ -76,7 +76,8 @@ class Stores:
     def _one(self, s: Store, b: Buffer, w: int) -> str:
         """The value of an element that all lanes write: combined, or the last one's."""
         if w > 1 and s.function:
-            return self.arith.horizontal(s.function, self.values.lanes_of(s.value), b.dtype, w)
+            x = self.values.lanes_of(s.value)
+            return self.arith.horizontal(s.function, x, b.dtype, w, s.value)
         x = self.values.value(s.value)
         if w > 1 and self.c.is_vector(s.value):
             lanes = vector(register_type(b.dtype), w)

@@ -14,33 +14,43 @@ from math import prod
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir.target import Grid
-from tilewright.llvm.grid import SHARED, Launch
+from tilewright.llvm.grid import AWAIT, AWAITED, SHARED, Launch
 
 ENTRY = "tw_tasks"
 # Words of a record: those of every phase, what is fetched ahead, waits, and the values that the
 # task's function takes.
-KIND, TASKS, ALONG_X, ALONG_Y, FIRST, COUNTER, WAITS = range(7)
-AHEAD, AHEAD_WORDS, MOST_AHEAD = 7, 7, 2
+KIND, TASKS, ALONG_X, ALONG_Y, FIRST, COUNTER, WAITS, EARLY = range(8)
+AHEAD, AHEAD_WORDS, MOST_AHEAD = 8, 8, 3
 WAIT, MOST_WAITS = AHEAD + AHEAD_WORDS * MOST_AHEAD, 16
 VALUES = WAIT + 2 * MOST_WAITS
 # Of what is fetched ahead: address and bytes from task to task, bytes of a task; the tasks of the
-# phase and the block that has the first; which of its own tasks a block fetches for.
-ADDRESS, STRIDE, SIZE, OF_TASKS, OF_FIRST, FROM, TO = range(AHEAD_WORDS)
+# phase and the block that has the first; which of its own tasks a block fetches for; how many tasks
+# share what is fetched.
+ADDRESS, STRIDE, SIZE, OF_TASKS, OF_FIRST, FROM, TO, EVERY = range(AHEAD_WORDS)
 DEEP = 4  # records, the one in use among them, that a block has or has asked for
 LINE = 128  # bytes from counter to counter, so that each is alone in a line of the cache
 PIECE = 4096  # bytes that a thread asks the copy engine for
 # The first line counts blocks that are done; counter k is in line k + 1.
 MOST_REGISTERS = 128  # of a thread, so that a multiprocessor has at least two blocks of 256
+# Does a block signal before any of its warps begins the next phase? Not measured: if a signal waits
+# for copies of other warps too, it should.
+SIGNAL_FIRST: bool = False
+# Is it written down when phases end, and where, in bytes behind a counter? For measurements.
+TIMED: bool = False
+TIME = 16
+STATIC = 4096  # bytes of shared memory besides that of tasks, at most
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of tasks: its function, the threads that take part, the buffers and sizes it takes."""
+    """A kind of tasks: its function, the threads that take part, the buffers and sizes it takes;
+    can it wait for others itself, when it has begun early?"""
 
     symbol: str
     threads: int
     buffers: int
     sizes: int
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ def emit_tasks(modules: Sequence[tuple[str, Sequence[Launch], int]], grid: Grid)
     """One kernel of the functions of several modules; each has its launches, and how many sizes
     these take."""
     kinds = tuple(
-        Kind(x.symbol, prod(x.threads), len(x.arguments), sizes)
+        Kind(x.symbol, prod(x.threads), len(x.arguments), sizes, bool(x.early))
         for _, found, sizes in modules
         for x in found
     )
@@ -76,8 +86,9 @@ def emit_tasks(modules: Sequence[tuple[str, Sequence[Launch], int]], grid: Grid)
     if threads > grid.block_threads:
         raise Unsupported(f"a record of {words} words is more than the threads of a block read")
     shared = max((x.shared for _, found, _ in modules for x in found), default=0)
-    blocks = max(1, grid.registers // (MOST_REGISTERS * threads))
-    body = _kernel(kinds, threads, words, blocks, "tma" in grid.has)
+    room = grid.shared // (shared + STATIC)
+    blocks = max(1, min(grid.registers // (MOST_REGISTERS * threads), room))
+    body = _kernel(kinds, threads, words, blocks, grid)
     text = merged([text for text, _, _ in modules] + [body])
     return TaskCode(text, threads, shared, kinds, words, blocks)
 
@@ -141,7 +152,7 @@ entry:
   %tid = zext nneg i32 %tid.32 to i64
   %block.32 = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
   %block = zext nneg i32 %block.32 to i64
-  %leads = icmp eq i64 %tid, 0
+  %leads = icmp eq i64 %tid, {leader}
   %reads = icmp ult i64 %tid, {words}
   %last.phase = sub i64 %phases, 1
   br i1 %reads, label %begin, label %begun
@@ -155,7 +166,7 @@ begun:
   br label %phase
 
 phase:
-  %p = phi i64 [ 0, %begun ], [ %p.next, %passed ]
+  %p = phi i64 [ 0, %begun ], [ %p.next, %told ]
 {waiting}
   %p.next = add nuw i64 %p, 1
   %turn = and i64 %p, 1
@@ -193,7 +204,7 @@ def _head(words: int) -> str:
     begun = [f"  %begun.{k} = phi i64 [ %word.{k}, %begin ], [ 0, %entry ]" for k in rows]
     after = {k: f"%waiting.{k + 1}" for k in rows} | {DEEP - 1: "%word.far"}
     waiting = [
-        f"  %waiting.{k} = phi i64 [ %begun.{k}, %begun ], [ {after[k]}, %passed ]" for k in rows
+        f"  %waiting.{k} = phi i64 [ %begun.{k}, %begun ], [ {after[k]}, %told ]" for k in rows
     ]
     given = {"first": first, "begun": begun, "waiting": waiting, "fetch": [_word("%far", "")]}
     text = _HEAD
@@ -203,6 +214,14 @@ def _head(words: int) -> str:
 
 
 # What this block reads later, which no phase writes: into the cache.
+_AHEAD_HEAD = """\
+define internal void @tw_ahead(ptr addrspace(3) %record, i64 %grid) noinline optsize nounwind {{
+entry:
+  %tid.32 = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+  %tid = zext nneg i32 %tid.32 to i64
+  %block.32 = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
+  %block = zext nneg i32 %block.32 to i64
+"""
 _AHEAD = """\
   %a{n}.bytes = {size}
   %a{n}.any = icmp ne i64 %a{n}.bytes, 0
@@ -214,6 +233,7 @@ a{n}.begin:
   %a{n}.first = {of_first}
   %a{n}.from = {begin}
   %a{n}.to = {to}
+  %a{n}.every = {every}
   %a{n}.gap = sub i64 %block, %a{n}.first
   %a{n}.behind = icmp slt i64 %a{n}.gap, 0
   %a{n}.around = add i64 %a{n}.gap, %grid
@@ -233,7 +253,11 @@ a{n}.lines:
   %a{n}.inside = icmp slt i64 %a{n}.at, %a{n}.bytes
   br i1 %a{n}.inside, label %a{n}.line, label %a{n}.task.end
 a{n}.line:
-  %a{n}.rows = mul i64 %a{n}.t, %a{n}.stride
+  %a{n}.t.32 = trunc i64 %a{n}.t to i32
+  %a{n}.every.32 = trunc i64 %a{n}.every to i32
+  %a{n}.number.32 = udiv i32 %a{n}.t.32, %a{n}.every.32
+  %a{n}.number = zext i32 %a{n}.number.32 to i64
+  %a{n}.rows = mul i64 %a{n}.number, %a{n}.stride
   %a{n}.base = add i64 %a{n}.address, %a{n}.rows
   %a{n}.where = add i64 %a{n}.base, %a{n}.at
   %a{n}.pointer = inttoptr i64 %a{n}.where to ptr addrspace(1)
@@ -258,22 +282,20 @@ _BYTES_AHEAD = """\
   call void asm sideeffect "cp.async.bulk.prefetch.L2.global [$0], $1;", \
 "l,r"(ptr addrspace(1) %a{n}.pointer, i32 %a{n}.whole)"""
 
-# Which tasks are this block's; each of the first threads waits for one counter.
-_WAIT = """\
-  %tasks = {tasks}
-  %first = {first}
-  %gap = sub i64 %block, %first
-  %behind = icmp slt i64 %gap, 0
-  %around = add i64 %gap, %grid
-  %start = select i1 %behind, i64 %around, i64 %gap
-  %some = icmp slt i64 %start, %tasks
-  br i1 %some, label %mine, label %hand
-mine:
-  %waits = {waits}
-  %looks = icmp ult i64 %tid, %waits
+# Each of the first threads waits for one counter, once all have asked for what comes later.
+_AWAIT = """\
+define internal void @{name}({given}) alwaysinline convergent nounwind {{
+entry:
+  %some = icmp ne i32 %waits, 0
+  br i1 %some, label %ask, label %open
+ask:
+  call void @tw_ahead(ptr addrspace(3) %record, i64 %grid)
+  %tid = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+  %looks = icmp ult i32 %tid, %waits
   br i1 %looks, label %look, label %open
 look:
-  %pair = shl nuw i64 %tid, 1
+  %tid.64 = zext nneg i32 %tid to i64
+  %pair = shl nuw i64 %tid.64, 1
   %wait.at = add nuw i64 %pair, {wait}
   %wait.place = getelementptr i64, ptr addrspace(3) %record, i64 %wait.at
   %wait.counter = load i64, ptr addrspace(3) %wait.place, align 8
@@ -287,7 +309,42 @@ spin:
   %yet = icmp ult i64 %seen, %wanted
   br i1 %yet, label %spin, label %open
 open:
+  ret void
+}}
+"""
+
+# The latest time at which a block was done with a phase, in the line of its counter.
+_TIMED = """\
+  %now = call i64 asm sideeffect "mov.u64 $0, %globaltimer;", "=l"()
+  %timed = getelementptr i8, ptr addrspace(1) %place.own, i64 {time}
+  call void asm sideeffect "red.relaxed.gpu.global.max.u64 [$0], $1;", "l,l,~{{memory}}"\
+(ptr addrspace(1) %timed, i64 %now)"""
+
+# Which tasks are this block's. Those that begin early wait themselves.
+_WAIT = """\
+  %tasks = {tasks}
+  %first = {first}
+  %gap = sub i64 %block, %first
+  %behind = icmp slt i64 %gap, 0
+  %around = add i64 %gap, %grid
+  %start = select i1 %behind, i64 %around, i64 %gap
+  %some = icmp slt i64 %start, %tasks
+  br i1 %some, label %mine, label %none
+none:
+  call void @tw_ahead(ptr addrspace(3) %record, i64 %grid)
+  br label %hand
+mine:
+  %waits.64 = {waits}
+  %waits = trunc i64 %waits.64 to i32
+  %early = {early}
+  %late = icmp eq i64 %early, 0
+  br i1 %late, label %await, label %open
+await:
+  call void @{name}({given}) convergent
   call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)
+  br label %open
+open:
+  %left.first = phi i32 [ 0, %await ], [ %waits, %mine ]
   %kind = {kind}
   %gx.64 = {along_x}
   %gy.64 = {along_y}
@@ -298,6 +355,7 @@ open:
 task:
   %t = phi i64 [ %start, %open ], [ %t.next, %done ]
   %ran = phi i32 [ 0, %open ], [ %ran.next, %done ]
+  %left = phi i32 [ %left.first, %open ], [ 0, %done ]
   %t.32 = trunc i64 %t to i32
   %task.x = urem i32 %t.32, %gx
   %t.rest = udiv i32 %t.32, %gx
@@ -306,8 +364,10 @@ task:
   switch i64 %kind, label %done [ {cases} ]
 """
 
-# All have left the task before the next one uses shared memory; the first thread then says how
-# many were done, and what they wrote is visible to whoever sees it.
+# All have left the task before the next one uses shared memory. A thread of the last warp then says
+# how many were done, and what they wrote is visible to whoever sees it: that takes long, and the
+# other warps begin the next phase meanwhile. (LLVM writes an atomicrmw with `release` as one
+# without; a fence would drop the first cache too.)
 _SIGNAL = """\
 done:
   call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)
@@ -316,16 +376,11 @@ done:
   %again = icmp slt i64 %t.next, %tasks
   br i1 %again, label %task, label %signal
 signal:
-  %counter = {counter}
-  %counts = icmp sge i64 %counter, 0
-  %tells = and i1 %counts, %leads
-  br i1 %tells, label %tell, label %hand
-tell:
-  %told = getelementptr i8, ptr addrspace(1) %counters, i64 %counter
-  fence syncscope("device") acq_rel
-  %told.old = atomicrmw add ptr addrspace(1) %told, i32 %ran.next syncscope("device") monotonic
+  %counter.own = {counter}
   br label %hand
 hand:
+  %counter = phi i64 [ -1, %none ], [ %counter.own, %signal ]
+  %count.own = phi i32 [ 0, %none ], [ %ran.next, %signal ]
   br i1 %reads.next, label %put, label %passed
 put:
   %other = sub nuw i64 {words}, %place
@@ -334,7 +389,18 @@ put:
   store i64 %waiting.1, ptr addrspace(3) %to, align 8
   br label %passed
 passed:
-  call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)
+  {before}
+  %counts = icmp sge i64 %counter, 0
+  %tells = and i1 %counts, %leads
+  br i1 %tells, label %tell, label %told
+tell:
+  %place.own = getelementptr i8, ptr addrspace(1) %counters, i64 %counter
+{timed}
+  call void asm sideeffect "red.release.gpu.global.add.u32 [$0], $1;", "l,r,~{{memory}}"\
+(ptr addrspace(1) %place.own, i32 %count.own)
+  br label %told
+told:
+  {after}
   br i1 %more, label %phase, label %finish
 
 finish:
@@ -361,8 +427,8 @@ end:
 """
 
 
-def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, copy_engine: bool) -> str:
-    count = 0
+def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, grid: Grid) -> str:
+    count, copy_engine = 0, "tma" in grid.has
 
     def word(at: int) -> str:
         """The load of a word of the record; its place is written before."""
@@ -382,20 +448,24 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, copy_e
         parts.append(made.rstrip("\n"))
 
     size = {"threads": threads, "blocks": blocks, "words": words, "twice": 2 * words}
-    add(_head(words), shared=SHARED, entry=ENTRY, **size)
-    names = ("address", "stride", "size", "of_tasks", "of_first", "begin", "to")
+    size["leader"] = threads - grid.warp
+    add(_AHEAD_HEAD)
+    names = ("address", "stride", "size", "of_tasks", "of_first", "begin", "to", "every")
     for n in range(MOST_AHEAD):
         at = AHEAD + AHEAD_WORDS * n
         found = {name: word(at + k) for k, name in enumerate(names)}
         each = PIECE if copy_engine else LINE
         fetch = (_BYTES_AHEAD if copy_engine else _LINE_AHEAD).format(n=n, line=each)
         add(_AHEAD, n=n, line=each, step=threads * each, fetch=fetch, **found)
+    add("  ret void\n}}\n")
+    add(_head(words), shared=SHARED, entry=ENTRY, **size)
     own = {
         name: word(at)
         for name, at in (
             ("tasks", TASKS),
             ("first", FIRST),
             ("waits", WAITS),
+            ("early", EARLY),
             ("kind", KIND),
             ("along_x", ALONG_X),
             ("along_y", ALONG_Y),
@@ -403,11 +473,16 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, copy_e
     }
     signal = word(COUNTER)
     cases = " ".join(f"i64 {k}, label %kind{k}" for k in range(len(kinds)))
-    add(_WAIT, wait=WAIT, cases=cases, **own)
+    add(_WAIT, name=AWAIT, given=AWAITED, cases=cases, **own)
     for k, kind in enumerate(kinds):
         parts += _call(k, kind, threads)
-    add(_SIGNAL, counter=signal, words=words, line=LINE)
-    return "\n".join(parts) + "\n"
+    meet = ["call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)", ""]
+    before, after = meet[::-1] if SIGNAL_FIRST else meet
+    timed = _TIMED.format(time=TIME) if TIMED else ""
+    given = {"before": before, "after": after, "timed": timed}
+    add(_SIGNAL, counter=signal, words=words, line=LINE, **given)
+    await_ = _AWAIT.format(name=AWAIT, given=AWAITED, wait=WAIT)
+    return "\n".join([*parts, await_]) + "\n"
 
 
 def _call(k: int, kind: Kind, threads: int) -> list[str]:
@@ -432,5 +507,7 @@ def _call(k: int, kind: Kind, threads: int) -> list[str]:
         else:
             given.append(f"i64 {value}")
     given += [f"i32 %task.{axis}" for axis in "xyz"]
+    if kind.early:
+        given.append(AWAITED.replace("%waits", "%left"))
     lines += [f"  call void @{kind.symbol}({', '.join(given)}) convergent", "  br label %done"]
     return lines

@@ -397,13 +397,13 @@ class BatchNormTrain(Op):
     def compose(self, x: Node, w: Node, b: Node, rm: Node, rv: Node) -> tuple[Node, ...]:
         (wide,) = _wide(x)
         axes = _all_but_channels(x.rank)
-        m = mean(wide, axes, True)
-        centred = ew.sub(wide, m)
-        var = mean(ew.square(centred), axes, True)
+        # Statistics are vectors, so that what is derived of them is done along with their sums.
+        m = mean(wide, axes, False)
+        centred = ew.sub(wide, *_beside(x, m))
+        var = mean(ew.square(centred), axes, False)
         rstd = ew.rsqrt(ew.add(var, self.eps))
-        gain, bias = _beside(x, w, b)
-        y = ew.add(ew.mul(ew.mul(centred, rstd), gain), bias)
-        m, var, rstd = (reshape(s, x.shape[1:2]) for s in (m, var, rstd))
+        scale, gain, bias = _beside(x, rstd, w, b)
+        y = ew.add(ew.mul(ew.mul(centred, scale), gain), bias)
         # Running statistics estimate the population: n - 1 in the denominator.
         n = count(x.shape, axes)
         size = number(n, wide.dtype)

@@ -130,12 +130,13 @@ class _Parts(Op):
 
 
 def _divided(parts: Value, zeros: bool) -> Value:
-    """The weighted values; of a row that has seen nothing zero, or no number."""
+    """The weighted values; of a row that has seen nothing zero, or no number. One division is for
+    all of a row."""
     sums = E.item(parts, 1)
+    one = E.const(1.0, sums.dtype)
     if zeros:
-        d = sums.dtype
-        sums = E.select(E.fn("eq", sums, E.const(0.0, d)), E.const(1.0, d), sums)
-    return E.item(parts, 2) / sums
+        sums = E.select(E.fn("eq", sums, E.const(0.0, sums.dtype)), one, sums)
+    return E.item(parts, 2) * (one / sums)
 
 
 @operator

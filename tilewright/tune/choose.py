@@ -14,7 +14,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Nest, Work
-from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.schedule import RULES, default_schedule
 from tilewright.kernel.step import Trace
 from tilewright.tune.candidates import Candidate, candidates, multiplies
 
@@ -105,13 +105,18 @@ class Picker(Chooser, Protocol):
 
 @dataclass(frozen=True)
 class Default:
-    """By the rules."""
+    """By the rules, and choices that hold for all kernels."""
 
     name: str = "default"
     alone: bool = False
+    choices: Choices = RULES
 
     def choose(self, group: Work, target: Target) -> Chosen:
-        return Chosen(*default_schedule(group, target))
+        return Chosen(*default_schedule(group, target, self.choices))
+
+
+# By the rules for kernels that follow each other at once: what can begins before it waits.
+EARLY = Default("early", choices=Choices(early=True))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.defaults.grid_chain_ways import ways
 from tilewright.kernel.defaults.grid_library import sums_of_products
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.nest import Nest, Work, start
@@ -47,7 +48,7 @@ FEW_CALLS = 3  # that say how many a sample takes
 MOST_SETS = 4
 RANDOM = 1 << 16  # numbers that are drawn; larger arguments repeat them
 LIBRARY = Choices(library=True)
-LIBRARIES = {"product": "cuBLAS", "convolution": "cuDNN"}
+LIBRARIES = {"product": "cuBLAS", "convolution": "cuDNN", "weight gradient": "cuDNN"}
 
 
 @dataclass
@@ -70,7 +71,12 @@ class Measured:
 
     def choices(self, group: Work) -> tuple[Choices, ...]:
         """The rules' first."""
-        if isinstance(group, Nest) or not sums_of_products(group):
+        if isinstance(group, Nest):
+            return ()
+        if chained := ways(group):
+            others = tuple(Choices(tile=k) for k in range(1, len(chained)))
+            return (RULES, *others) if others else ()
+        if not sums_of_products(group):
             return ()
         return tuple(c for c in self.variants if not c.library or self.machine.libraries)
 

@@ -141,3 +141,12 @@ def test_code_is_assembled_where_the_library_is() -> None:
     made = from_bytes(KernelImage, answer(request).image)
     assert made.ptx and (made.cubin[:4] == b"\x7fELF" if available() else not made.cubin)
     assert assembled(b"no PTX", "sm_90a") == b"" == assembled(made.ptx, "sm_80")
+
+
+def test_code_that_the_library_makes_slow_is_left_to_the_driver() -> None:
+    """Registers that a group of warps gives to others are known to whole programs only."""
+    given = "setmaxnreg.dec.sync.aligned.u32 24;"
+    head = ".version 8.0\n.target sm_90a\n.address_size 64\n"
+    text = f"{head}.visible .entry k()\n.reqntid 256\n.minnctapersm 1\n{{ {given} ret; }}\n"
+    plain = assembled(text.replace(given, "").encode(), "sm_90a")
+    assert bool(plain) == available() and not assembled(text.encode(), "sm_90a")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -10,13 +12,15 @@ import torch
 from torch import nn
 
 import tilewright as tw
-from tilewright.driver.torch import unchanged
+from tilewright.driver.torch import shortcut, unchanged
 from tilewright.driver.torch.api import Compiled
 from tilewright.driver.torch.unchanged import counts_changes
 
 # From Python 3.13 on dictionaries do not count their changes: then there is no quick check, and the
 # guards look at everything in every call. test_without_counts tests that way everywhere.
 counted = pytest.mark.skipif(not counts_changes(), reason="dictionaries count no changes here")
+SHIFT = 0.25  # read by the module
+Change = Callable[["Net"], AbstractContextManager[None]]
 
 
 class Settings:
@@ -26,15 +30,27 @@ class Settings:
         self.scale, self.parts = 2.0, [1.0, 3.0]
 
 
+def bent(x: torch.Tensor, by: float = 1.0, *, back: float = 0.5) -> torch.Tensor:
+    return torch.relu(x) * by - back
+
+
+def turned(x: torch.Tensor, by: float = 1.0, *, back: float = 0.5) -> torch.Tensor:
+    return torch.tanh(x) * by - back
+
+
 class Net(nn.Module):
+    factor = 1.25
+
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.settings, self.names = Settings(), {"bias": 1.5}
+        self.first, self.last, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5)
+        self.settings, self.names, self.bend = Settings(), {"bias": 1.5}, bent
+        self.register_buffer("offset", torch.ones(2, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.first(x)) * self.settings.scale + self.settings.parts[1]
-        return self.last(y) + self.names["bias"]
+        y = self.bend(self.first(x)) * self.settings.scale + self.settings.parts[1]
+        y = self.last(self.drop(y)) + self.names["bias"] * self.factor + SHIFT
+        return y + self.offset.sum() * (2 if x is self.offset else 1)
 
 
 @pytest.fixture(scope="module")
@@ -47,43 +63,110 @@ def compiled() -> Compiled:
     return fast
 
 
-def set_scale(net: Net) -> None:
-    net.settings.scale = 3.0
+@contextmanager
+def attribute(x: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(x, name)
+    setattr(x, name, value)
+    try:
+        yield
+    finally:
+        setattr(x, name, before)
 
 
-def set_part(net: Net) -> None:
-    net.settings.parts[1] = -1.0
+@contextmanager
+def item(x: Any, name: Any, value: Any) -> Iterator[None]:
+    before = x[name]
+    x[name] = value
+    try:
+        yield
+    finally:
+        x[name] = before
 
 
-def set_name(net: Net) -> None:
-    net.names["bias"] = 0.5
+def set_scale(net: Net) -> AbstractContextManager[None]:
+    return attribute(net.settings, "scale", 3.0)
 
 
-def transpose(net: Net) -> None:
-    net.first.weight.data = net.first.weight.data.t()
+def set_part(net: Net) -> AbstractContextManager[None]:
+    return item(net.settings.parts, 1, -1.0)
 
 
-def replace_weight(net: Net) -> None:
-    net.last.weight = nn.Parameter(torch.randn(4, 4), requires_grad=False)
+@contextmanager
+def put_part_in_place_of_another(net: Net) -> Iterator[None]:
+    """The new number may lie where the old one was, which is given back before."""
+    net.settings.parts.pop()
+    net.settings.parts.append(float(len(net.settings.parts) + 6))
+    try:
+        yield
+    finally:
+        net.settings.parts[1] = 3.0
 
 
-def replace_part(net: Net) -> None:
-    net.last = nn.Linear(4, 4)
+def set_name(net: Net) -> AbstractContextManager[None]:
+    return item(net.names, "bias", 0.5)
 
 
-def drop_bias(net: Net) -> None:
-    net.last.register_parameter("bias", None)
+def transpose(net: Net) -> AbstractContextManager[None]:
+    return attribute(net.first.weight, "data", net.first.weight.data.t())
 
 
-def widen(net: Net) -> None:
-    net.last.weight.data = net.last.weight.data.double()
+def widen(net: Net) -> AbstractContextManager[None]:
+    return attribute(net.last.weight, "data", net.last.weight.data.double())
 
 
-CHANGES = (set_scale, set_part, set_name, transpose, replace_weight, replace_part, drop_bias, widen)
+def replace_weight(net: Net) -> AbstractContextManager[None]:
+    return attribute(net.last, "weight", nn.Parameter(torch.randn(4, 4), requires_grad=False))
 
 
-def quick(fast: Compiled, x: torch.Tensor) -> bool:
-    seen: dict[str, Any] = {"function": fast.original, "args": (x,), "kwargs": {}}
+def replace_part(net: Net) -> AbstractContextManager[None]:
+    return attribute(net, "last", nn.Linear(4, 4))
+
+
+def drop_bias(net: Net) -> AbstractContextManager[None]:
+    return attribute(net.last, "bias", None)
+
+
+def train(net: Net) -> AbstractContextManager[None]:
+    return attribute(net.drop, "training", True)
+
+
+def replace_dictionary(net: Net) -> AbstractContextManager[None]:
+    return attribute(net.settings, "__dict__", {"scale": 3.0, "parts": [1.0, 3.0]})
+
+
+def set_of_class(net: Net) -> AbstractContextManager[None]:
+    return attribute(type(net), "factor", 2.0)
+
+
+def set_class(net: Net) -> AbstractContextManager[None]:
+    return attribute(net, "__class__", type("Other", (Net,), {"factor": 3.0}))
+
+
+def set_default(net: Net) -> AbstractContextManager[None]:
+    return attribute(net.bend, "__defaults__", (2.0,))
+
+
+def set_keyword(net: Net) -> AbstractContextManager[None]:
+    return item(net.bend.__kwdefaults__, "back", 0.75)
+
+
+def set_code(net: Net) -> AbstractContextManager[None]:
+    return attribute(net.bend, "__code__", turned.__code__)
+
+
+def set_global(net: Net) -> AbstractContextManager[None]:
+    return item(globals(), "SHIFT", 0.5)
+
+
+CHANGES = (
+    *(set_scale, set_part, put_part_in_place_of_another, set_name, transpose, widen, train),
+    *(replace_weight, replace_part, drop_bias, replace_dictionary, set_of_class, set_class),
+    *(set_default, set_keyword, set_code, set_global),
+)
+
+
+def quick(fast: Compiled, *args: torch.Tensor) -> bool:
+    seen: dict[str, Any] = {"function": fast.original, "args": args, "kwargs": {}}
     return any(fits(seen) for fits, _ in fast._quick.values())
 
 
@@ -99,28 +182,61 @@ def test_nothing_changed(compiled: Compiled) -> None:
 
 @counted
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
-def test_changes_are_noticed(compiled: Compiled, change: Callable[[Net], None]) -> None:
+def test_changes_are_noticed(compiled: Compiled, change: Change) -> None:
     net, x = compiled.original, torch.ones(2, 4)
     assert isinstance(net, Net)
-    own, inside = dict(vars(net)), [dict(m._parameters) for m in net.modules()]
-    kept = [p.data for p in net.parameters()]
-    scale, parts, names = net.settings.scale, list(net.settings.parts), dict(net.names)
-    modules, weights = dict(net._modules), list(net.parameters())
     with torch.no_grad():
-        change(net)
-        assert not quick(compiled, x)
+        with change(net):
+            assert not quick(compiled, x)
         # As it was; that is noticed too, so all guards look, and then it is known again.
-        net._modules.update(modules)
-        for m, parameters in zip(net.modules(), inside, strict=True):
-            m._parameters.update(parameters)
-        for p, data in zip(weights, kept, strict=True):
-            p.data = data
-        net.settings.scale, net.settings.parts[:] = scale, parts
-        net.names.update(names)
-        assert own.keys() == vars(net).keys()
         compiled._misses = 0
         torch.testing.assert_close(compiled(x), net(x))
         assert quick(compiled, x)
+
+
+@counted
+@pytest.mark.parametrize("name", ["autocast", "default dtype", "deterministic", "same tensor"])
+def test_the_state_of_torch_and_arguments_are_looked_at(compiled: Compiled, name: str) -> None:
+    x = torch.ones(2, 4)
+    with torch.no_grad():
+        assert quick(compiled, x)
+        try:
+            if name == "autocast":
+                with torch.autocast("cpu", torch.bfloat16):
+                    assert not quick(compiled, x)
+            elif name == "default dtype":
+                torch.set_default_dtype(torch.float64)
+                assert not quick(compiled, x)
+            elif name == "deterministic":
+                torch.use_deterministic_algorithms(True)
+                assert not quick(compiled, x)
+            else:
+                assert not quick(compiled, compiled.original.offset)
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.use_deterministic_algorithms(False)
+        assert quick(compiled, x)
+
+
+@pytest.mark.parametrize("given", ["weight", "other"])
+def test_an_argument_that_is_a_weight(given: str) -> None:
+    """What was compiled for one tensor in two places is not for two tensors, nor the reverse."""
+    net = nn.Linear(4, 4).eval()
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + self.inner.weight
+
+    both, other = Both(), torch.randn(4, 4)
+    calls = [net.weight, other] if given == "weight" else [other, net.weight]
+    with torch.no_grad():
+        fast = tw.compile(both)
+        for x in (*[calls[0]] * 3, *[calls[1]] * 3, *calls * 2):
+            torch.testing.assert_close(fast(x), both(x))
 
 
 def test_a_changed_module_gives_its_own_results() -> None:
@@ -129,11 +245,21 @@ def test_a_changed_module_gives_its_own_results() -> None:
     with torch.no_grad():
         net = Net().eval()
         fast = tw.compile(net)
-        for change in (None, replace_weight, transpose, None):
-            if change is not None:
-                change(net)
+        for change in (None, replace_weight, transpose, None, set_code):
+            with change(net) if change is not None else torch.no_grad():
+                for _ in range(3):
+                    torch.testing.assert_close(fast(x), net(x))
+
+
+def test_weights_edited_in_place() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        fast = tw.compile(net)
+        for _ in range(4):
             for _ in range(3):
                 torch.testing.assert_close(fast(x), net(x))
+            net[0].weight.mul_(-1.5)
+            net[2].bias.data = torch.randn(4)
 
 
 def test_without_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +271,66 @@ def test_without_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         net = Net().eval()
         fast = tw.compile(net)
         for change in (None, set_scale, replace_weight):
-            if change is not None:
-                change(net)
-            for _ in range(2):
-                torch.testing.assert_close(fast(x), net(x))
+            with change(net) if change is not None else torch.no_grad():
+                for _ in range(2):
+                    torch.testing.assert_close(fast(x), net(x))
     assert not fast._quick
+
+
+def test_an_order_that_may_change_is_not_watched() -> None:
+    with pytest.raises(ValueError, match="order"):
+        unchanged._Found().add(OrderedDict(a=1))
+
+
+# ---- calls without Dynamo's code
+
+
+class Forms(nn.Module):
+    """Results in some form."""
+
+    def __init__(self, form: Callable[[Any, Any, Any], Any]) -> None:
+        super().__init__()
+        self.inner, self.form, self.calls = nn.Linear(4, 4), form, []
+
+    def forward(self, x: torch.Tensor, *others: torch.Tensor, more: Any = None) -> Any:
+        y = self.inner(x)
+        for z in (*others, *(more or ())):
+            y = y + z
+        return self.form(self, x, y)
+
+
+def keep(net: Forms, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    net.last = y
+    return y + 1
+
+
+FORMS: dict[str, tuple[Callable[[Any, Any, Any], Any], bool]] = {
+    "one": (lambda net, x, y: y, True),
+    "tuple": (lambda net, x, y: (y, (y + 1, None)), True),
+    "dict": (lambda net, x, y: {"a": [y * 2], "b": y}, True),
+    "an argument": (lambda net, x, y: (x, y), False),
+    "a number": (lambda net, x, y: (y, x.shape[0]), False),
+    "an effect": (keep, False),
+}
+
+
+@counted
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    form, short = FORMS[name]
+    made: list[Any] = []
+
+    def watched(*args: Any) -> Any:
+        made.append(shortcut.shortcut(*args))
+        return made[-1]
+
+    monkeypatch.setattr("tilewright.driver.torch.api.shortcut", watched)
+    net = Forms(form).eval()
+    with torch.no_grad():
+        fast = tw.compile(net)
+        for _ in range(4):
+            x, z, v, w = (torch.randn(3, 4) for _ in range(4))
+            got, want = fast(x, z, more=(v, w)), net(x, z, more=(v, w))
+            torch.testing.assert_close(got, want)
+            assert type(got) is type(want)
+    assert any(made) == short

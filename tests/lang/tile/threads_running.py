@@ -33,14 +33,18 @@ def scheduled(
 
 
 def run_threads(
-    kernel: ir.Kernel, grid: tuple[int, ...], values: Sequence[Any], warps: int = 4
+    kernel: ir.Kernel,
+    grid: tuple[int, ...],
+    values: Sequence[Any],
+    warps: int = 4,
+    capability: int = 90,
 ) -> np.ndarray | None:
     """Runs a kernel; its arguments are arrays (or arrays and the element that is pointed to) and
     numbers, in order. Returns the words that it reported, if it reports."""
-    low, nest = scheduled(kernel, warps)
+    low, nest = scheduled(kernel, warps, capability)
     overflows = binding_of(low, low.nest, []).overflows
     if overflows and eval(overflows, {"values": values, "grid": (*grid, 1, 1)}):
-        low, nest = scheduled(kernel, warps, wraps=True)
+        low, nest = scheduled(kernel, warps, capability, wraps=True)
     arrays: dict[str, Any] = {}
     dims: dict[str, int] = dict(zip(GRID, (*grid, 1, 1), strict=False))
     for g, x in zip(low.given, values, strict=True):
@@ -92,11 +96,15 @@ def _as_plain(x: Any, size: int) -> Any:
 
 
 def run_emulated(
-    kernel: ir.Kernel, grid: tuple[int, ...], values: Sequence[Any], warps: int = 4
+    kernel: ir.Kernel,
+    grid: tuple[int, ...],
+    values: Sequence[Any],
+    warps: int = 4,
+    capability: int = 90,
 ) -> None:
-    """Runs a kernel's code for sm_90a on this processor; float32 and int arguments, and arrays."""
-    low, nest = scheduled(kernel, warps)
-    target = for_capability(90)
+    """Runs a kernel's code for a GPU on this processor; float32 and int arguments, and arrays."""
+    low, nest = scheduled(kernel, warps, capability)
+    target = for_capability(capability)
     made = emit_kernels(legalise(nest, target), target)
     given: dict[str, int] = dict(zip(GRID, (*grid, 1, 1), strict=False))
     for g, x in zip(low.given, values, strict=True):

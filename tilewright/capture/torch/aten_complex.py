@@ -21,7 +21,8 @@ _MOVES = """
     stack.default flip.default roll.default repeat.default as_strided_copy.default unfold.default
     slice_scatter.default select_scatter.default diagonal.default gather.default
     index_select.default index.Tensor embedding.default clone.default alias.default detach.default
-    lift_fresh_copy.default contiguous.default alias_copy.default squeeze_copy unsqueeze_copy
+    lift_fresh.default lift_fresh_copy.default contiguous.default alias_copy.default squeeze_copy
+    unsqueeze_copy
     expand_copy.default slice_copy.Tensor select_copy.int t_copy.default transpose_copy.int
     diagonal_copy.default unbind_copy.int
 """.split()

@@ -472,6 +472,7 @@ def to_copy(c: Context, x: Node, *_: Any, **options: Any) -> Node:
     "clone.default",
     "alias.default",
     "detach.default",
+    "lift_fresh.default",
     "lift_fresh_copy.default",
     "lift.default",
     "contiguous.default",

@@ -35,7 +35,6 @@ EXTRA = """
     _fused_dropout native_dropout_backward _euclidean_dist
     masked_scatter nanmedian index_reduce _unsafe_masked_index
     rrelu_with_noise rrelu_with_noise_backward rrelu_with_noise_functional
-    max_pool2d_with_indices_backward
     adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d
     unbind_copy split_copy view_copy permute_copy select_copy slice_copy as_strided_copy narrow_copy
 """.split()
@@ -52,7 +51,18 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         for overload in _overloads(name):
             if overload in decomposition_table:
                 table.setdefault(overload, decomposition_table[overload])
+    table[torch.ops.aten.native_batch_norm_backward.default] = _by_own_statistics
     return table
+
+
+def _by_own_statistics(grad: Any, x: Any, weight: Any, mean: Any, var: Any, *rest: Any) -> Any:
+    """Of a norm by the batch's own statistics, running ones are not kept for the gradient: they
+    have been changed by then, so that copies would have to be made."""
+    _, _, train, *_ = rest
+    if not train or (mean is None and var is None):
+        return NotImplemented
+    none = (None, None)
+    return torch.ops.aten.native_batch_norm_backward.default(grad, x, weight, *none, *rest)
 
 
 def _overloads(name: str) -> list[Any]:

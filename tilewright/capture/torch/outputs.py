@@ -47,7 +47,10 @@ class Outputs:
         self._homes: dict[int, tuple[str, Any, torch.dtype]] = {}
         for n, k in argument_of.items():
             v = n.meta.get("val")
-            if isinstance(v, torch.Tensor) and n not in mutated and arguments[k].dtype is not None:
+            a = arguments[k]
+            if isinstance(v, torch.Tensor) and n not in mutated and a.dtype is not None:
+                if a.stride != shapes.dims(v.stride()):
+                    continue  # views of it, as torch announced them, lie elsewhere in it
                 self._homes[storage_of(v)] = arguments[k].slot, v.storage_offset(), v.dtype
         # The same of results of host calls, by slot. Of several in one storage, their distance at
         # run time is not known.

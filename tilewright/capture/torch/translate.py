@@ -69,14 +69,17 @@ def translate(
     name: str = "main",
     checks: bool = True,
     checked_indices: Mapping[str, frozenset[tuple[str, bool]]] | None = None,
+    strides: Mapping[str, tuple[Dim, ...]] | None = None,
     device: torch.device = CPU,
 ) -> Captured:
     """Translate a graph of ATen operators. `weights`: indices of inputs that may be folded.
     `checks`: preconditions that depend on data are checked, but for `checked_indices`: what another
-    graph has checked, by the names of inputs. `device` is what native code runs on: what torch does
-    on another one stays torch's."""
+    graph has checked, by the names of inputs. `strides`: of inputs by name that come with others
+    than torch announced. `device` is what native code runs on: what torch does on another one stays
+    torch's."""
     translation = Translation(gm, weights, random, name, checks, device)
     translation.checked_indices = checked_indices or {}
+    translation.strides = strides or {}
     return translation.run()
 
 
@@ -104,6 +107,7 @@ class Translation:
         self.mutated: dict[torch.fx.Node, Node | Complex] = {}
         self.places: dict[Node, set[Place]] = {}
         self.checked_indices: Mapping[str, frozenset[tuple[str, bool]]] = {}
+        self.strides: Mapping[str, tuple[Dim, ...]] = {}
 
     def run(self) -> Captured:
         output: torch.fx.Node | None = None
@@ -155,7 +159,7 @@ class Translation:
             self.env[n] = Opaque(slot)
             return Argument(slot, "tensor", used=used, native=False)
         dtype, shape = real_dtype(v.dtype), self.shapes.dims(v.shape)
-        stride = self.shapes.dims(v.stride())
+        stride = self.strides.get(n.name) or self.shapes.dims(v.stride())
         paired = v.dtype in FROM_COMPLEX
         weight = weight and not moved
         self.env[n] = read_slot(slot, dtype, shape, stride, paired, "weight" if weight else "arg")

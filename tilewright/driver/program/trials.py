@@ -113,6 +113,8 @@ def chooser_for(
     if name in ("auto", "timed") and machine is not None and libraries:
         make = partial(made_here, target, code)
         return on_gpu(machine, Cache.from_knobs(log), seconds, log, make)
-    if name == "auto":
+    if name == "auto" and options.one_kernel:
+        name = "early"
+    elif name == "auto":
         name = "ranked" if target.rated else "default"
     return chooser(name, Cache.from_knobs(log), seconds)

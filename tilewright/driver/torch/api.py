@@ -21,6 +21,7 @@ from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch._dynamo.exc import Unsupported as CannotCapture
 from torch.utils import _pytree as pytree
 
+from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.places import place_in_frames
@@ -28,6 +29,7 @@ from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.driver.torch.own_weights import Owner
+from tilewright.driver.torch.shortcut import Call, shortcut
 from tilewright.driver.torch.unchanged import Unchanged
 from tilewright.driver.weights.given_up import traceable
 
@@ -85,9 +87,9 @@ class Compiled:
             self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
         )
         self._entries: list[tuple[Any, Callable[..., Any]]] = []
-        self._roots: list[Any] = []  # of the guards of each
-        # By the number of an entry: what fits calls like one before, and its code.
-        self._quick: dict[int, tuple[Callable[[dict[str, Any]], bool], Callable[..., Any]]] = {}
+        self._found: list[Any] = []  # the entries as Dynamo has them
+        # By the number of an entry: what fits calls like one before, and how those are done.
+        self._quick: dict[int, tuple[Callable[[dict[str, Any]], bool], Call]] = {}
         self._misses = 0  # calls that were none like the last
         # By compile id: what it was compiled for, tensors without memory in place of the real ones.
         self._outlines: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
@@ -99,9 +101,9 @@ class Compiled:
             return self._fill(kwargs.pop("out"), args, kwargs)
         function = self.original
         seen = {"function": function, "args": args, "kwargs": kwargs}
-        for fits, run in self._quick.values():
+        for fits, call in self._quick.values():
             if fits(seen):
-                return run(function, args, kwargs)
+                return call(args, kwargs)
         for k, (fits, run) in enumerate(self._entries):
             if fits(seen):
                 self._watch(k, seen)
@@ -114,10 +116,23 @@ class Compiled:
         self._misses += 1
         known = {j: x for j, x in self._quick.items() if j != k}  # k is as it was no more
         if self._misses & (self._misses - 1) == 0:
-            found = Unchanged.of(self._roots[k], seen, self._scope)
+            found = Unchanged.of(self._found[k].guard_manager.root, seen, self._scope)
             if found is not None:
-                known[k] = found.fits, self._entries[k][1]
+                known[k] = found.fits, self._call(k, found, seen)
         self._quick = known
+
+    def _call(self, k: int, unchanged: Unchanged, seen: dict[str, Any]) -> Call:
+        """How calls are done that an entry fits, of a module as it was."""
+        entry, run, function = self._found[k], self._entries[k][1], self.original
+        made, name = None, str(entry.compile_id)
+        if run is not self._slow and name in self.session.direct:
+
+            def record(graph: Callable[[list[Any]], list[Any]]) -> Any:
+                return self.runner(entry, graph)(function, seen["args"], seen["kwargs"])
+
+            unit, sources = self.session.direct[name], self.session.sources.get(name, ())
+            made = shortcut(entry.code, unit, sources, unchanged, seen, record)
+        return made or (lambda args, kwargs: run(function, args, kwargs))
 
     def _fill(self, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Results go to the tensors of `out`, in the order of the results."""
@@ -183,7 +198,7 @@ class Compiled:
             for e in _debug_get_cache_entry_list(self._frame.__code__):
                 self._outlines.setdefault(str(e.compile_id), outline)
         entries = _debug_get_cache_entry_list(self._frame.__code__)
-        self._roots = [e.guard_manager.root for e in entries]
+        self._found = entries
         self._entries = [(e.guard_manager.root.check, self.runner(e)) for e in entries]
         self._quick, self._misses = {}, 0
         if len(self._entries) <= known:
@@ -195,7 +210,7 @@ class Compiled:
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._owner is not None:
             self._owner.watch()
-        with traceable():
+        with traceable(), garbage_waits():
             out = self._slow(self.original, args, kwargs)
         if self._owner is not None:
             readers = [r for u in self.units for r in u.readers()]

@@ -27,6 +27,7 @@ from tilewright.capture.torch.captured import Captured, HostCall
 from tilewright.capture.torch.context import RANDOM_IN_EAGER
 from tilewright.capture.torch.decompositions import decompositions
 from tilewright.capture.torch.places import place_in_frames, place_of
+from tilewright.capture.torch.plain import plain_graph, weight_positions
 from tilewright.capture.torch.translate import translate
 from tilewright.driver.program.interpreted import InterpretedProgram
 from tilewright.driver.program.options import Options, default_passes
@@ -34,6 +35,7 @@ from tilewright.driver.program.programs import compile_graph
 from tilewright.driver.torch.call import Unit
 from tilewright.driver.torch.devices import device_of_graph, machine_of, require_known
 from tilewright.driver.torch.fast import Program
+from tilewright.driver.torch.kept_images import Strides, keep_images
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
@@ -69,8 +71,11 @@ class Session:
         self.units: list[Unit] = []
         # By compile id: units that AOTAutograd's wrapper only passes arguments and results to.
         self.direct: dict[str, Unit] = {}
+        # By compile id: where Dynamo's code finds the arguments of the graph.
+        self.sources: dict[str, tuple[str, ...]] = {}
         # By compile id: what the gradient's graph need not check again.
         self._checked_indices: dict[str, Mapping[str, frozenset[tuple[str, bool]]]] = {}
+        self._kept_strides: dict[str, Mapping[str, Strides]] = {}  # what it gets in another layout
         self.dry = False  # the examples of tw.compile run without changing anything
 
     def backend(
@@ -80,6 +85,25 @@ class Session:
         require_known(example_inputs)
         self._note_break(gm)
         self._note_recompile(gm)
+        self.sources[str(CompileContext.current_compile_id())] = argument_sources(gm)
+        with garbage_waits():
+            return self._plain(gm) or self._by_aot(gm, example_inputs)
+
+    def _plain(self, gm: torch.fx.GraphModule) -> Callable[..., Any] | None:
+        """A graph that nothing has to be done to first. None where that is not so, or where an
+        operator would run in eager: AOTAutograd may put others in its place."""
+        graph = plain_graph(gm) if knobs.plain_capture.get() else None
+        if graph is None:
+            return None
+        try:
+            unit = self._unit("inference", graph, weight_positions(gm))
+        except Unsupported:
+            return None
+        return None if unit is None else lambda *args: unit(list(args))
+
+    def _by_aot(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
         wrap = aot_autograd(
             fw_compiler=lambda g, x: self.unit("forward", g),
             bw_compiler=lambda g, x: self.unit("backward", g),
@@ -92,7 +116,9 @@ class Session:
     def unit(self, kind: str, gm: torch.fx.GraphModule) -> Callable[..., Any]:
         """The graph as native code; in eager, with a sentence, where it cannot be."""
         try:
-            return self._unit(kind, gm)
+            made = self._unit(kind, gm)
+            assert made is not None
+            return made
         except Unsupported as problem:
             if self.options.strict or self.options.own_weights:
                 raise
@@ -113,7 +139,10 @@ class Session:
         return make_boxed_func(run)
 
     @garbage_waits()
-    def _unit(self, kind: str, gm: torch.fx.GraphModule) -> Unit:
+    def _unit(
+        self, kind: str, gm: torch.fx.GraphModule, plain: tuple[int, ...] | None = None
+    ) -> Unit | None:
+        """`plain`: weights of a graph that AOTAutograd has not seen; None where it has to."""
         if self.options.own_weights and kind != "inference":
             raise Unsupported(
                 "own_weights=True stores weights packed, and gradients need them as they are",
@@ -125,15 +154,21 @@ class Session:
         compilation = str(CompileContext.current_compile_id())
         captured = translate(
             gm,
-            weights=static_inputs() if kind == "inference" else (),
+            weights=plain or (static_inputs() if kind == "inference" else ()),
             random=self.options.random,
             name=f"{kind}{len(self.units)}",
             checks=self.options.checks and knobs.checks.get(),
             checked_indices=self._checked_indices.get(compilation) if kind == "backward" else None,
+            strides=self._kept_strides.get(compilation) if kind == "backward" else None,
             device=device,
         )
+        if plain is not None and captured.host_calls:
+            return None
         if kind == "forward":
             self._checked_indices[compilation] = captured.checked_indices
+        if kind == "forward" and machine is not None:
+            kept = keep_images(captured, result_names(gm), given_results(), machine.target)
+            captured, self._kept_strides[compilation] = kept.captured, kept.strides
         self._report_fallbacks(captured)
         for check in (c for s in captured.segments for c in s.checks):
             self.log.add("check", str(check), where=check.place)
@@ -147,7 +182,9 @@ class Session:
             device,
         )
         self.units.append(made)
-        if kind == "inference" and wrapper_is_trivial(len(captured.arguments)):
+        if plain is not None or (
+            kind == "inference" and wrapper_is_trivial(len(captured.arguments))
+        ):
             self.direct[compilation] = made
         return made
 
@@ -285,11 +322,35 @@ def recompile_reason() -> str | None:
     return first.split(": ", 1)[-1]
 
 
+def argument_sources(gm: torch.fx.GraphModule) -> tuple[str, ...]:
+    """Where each argument of a graph comes from, as Dynamo's guards name it; "" where nobody
+    says."""
+    found = []
+    for n in gm.graph.find_nodes(op="placeholder"):
+        name = getattr(getattr(n, "_dynamo_source", None), "name", "")
+        found.append(name() if callable(name) else name)  # a method in older versions
+    return tuple(found)
+
+
 def static_inputs() -> tuple[int, ...]:
     """Inputs that AOTAutograd marks static: parameters and buffers."""
     context = TracingContext.try_get()
     meta = context.fw_metadata if context is not None else None
     return tuple(meta.static_input_indices) if meta is not None else ()
+
+
+def given_results() -> int:
+    """How many results of a forward graph are the caller's; the others are for its gradient."""
+    context = TracingContext.try_get()
+    meta = context.fw_metadata if context is not None else None
+    return meta.num_forward if meta is not None else sys.maxsize
+
+
+def result_names(gm: torch.fx.GraphModule) -> list[str]:
+    """Torch's names of a graph's results, by which its gradient's graph takes them."""
+    (leaves,) = next(n for n in reversed(gm.graph.nodes) if n.op == "output").args
+    every = leaves if isinstance(leaves, (tuple, list)) else (leaves,)
+    return [x.name if isinstance(x, torch.fx.Node) else "" for x in every]
 
 
 def wrapper_is_trivial(arguments: int) -> bool:

@@ -19,7 +19,9 @@ from tilewright.capture.torch.captured import Argument, Captured, HostCall, Retu
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch.fast import (
     Dry,
+    Hold,
     Program,
+    direct_call,
     fast_call,
     is_plain,
     label,
@@ -115,6 +117,15 @@ class Unit:
         """The shortest way to call it."""
         return self._fast if self._fast is not None and not self.check else self
 
+    def of_call(
+        self, given: Sequence[str | torch.Tensor], form: str, hold: Hold
+    ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
+        """A function of what a user's call passes (see `direct_call`), where there is one."""
+        if self._fast is None or self.check or self.captured.mutated:
+            return None
+        program = self.segments[0].static_program()
+        return direct_call(self.captured, program, self.device, given, form, self._bound, hold)
+
     def __call__(self, args: list[Any]) -> list[Any]:
         if self.check:
             self._restore_layouts(args)
@@ -167,9 +178,9 @@ class Unit:
                 scalars = self._scalars(dims, numbers, env)
             else:
                 next(runners)(env, dims, scalars)
-        if not self.session.dry:
-            for old, new in captured.mutated:
-                env[old].copy_(env[new])
+        if captured.mutated and not self.session.dry:
+            old, new = zip(*captured.mutated, strict=True)
+            torch._foreach_copy_([env[x] for x in old], [env[x] for x in new])
         return [_result(r, env, dims) for r in captured.results]
 
     def _scalars(

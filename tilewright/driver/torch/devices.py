@@ -77,12 +77,17 @@ def machine_of(device: torch.device) -> Machine:
             ) from None
         return made.data_ptr(), made
 
+    def capturing() -> bool:
+        with torch.cuda.device(number):  # torch tells it of the current device
+            return torch._C._cuda_isCurrentStreamCapturing()
+
+    alone = torch.cuda.device_count() == 1
     return Machine(
         found,
         target_of(found),
         allocate,
         lambda: stream(number),
-        torch._C._cuda_isCurrentStreamCapturing,
+        torch._C._cuda_isCurrentStreamCapturing if alone else capturing,
         torch.cuda.empty_cache,
         os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "1",
         TorchLibraries(place) if can_record() else None,

@@ -46,6 +46,10 @@ MOST_RUNS = 8
 NAMED_LIMIT = 32
 
 
+# Tensors, and those from which values are derived: are they looked at before every call?
+Hold = Callable[[Sequence[torch.Tensor], Sequence[int]], bool]
+
+
 class Program(Protocol):
     """A compiled graph over addresses of contiguous memory."""
 
@@ -125,21 +129,41 @@ def is_plain(captured: Captured) -> bool:
 
 def fast_call(captured: Captured, program: Program, session: Dry, device: torch.device) -> FastCall:
     """A function of the list of arguments, which it empties, to the list of results."""
-    writer = _Writer(captured, program, session, device)
-    call = writer.function()
-    return FastCall(call, writer.names.get("bind"))
+    writer = _Writer(captured, program, device)
+    writer.names["session"] = session
+    return FastCall(writer.function(), writer.names.get("bind"))
+
+
+def direct_call(
+    captured: Captured,
+    program: Program,
+    device: torch.device,
+    given: Sequence[str | torch.Tensor],
+    form: str,
+    weights: BoundWeights | None,
+    hold: Hold,
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """The same of the arguments of a user's call, `args` and `kwargs`: `given` has a tensor that
+    never changes or an expression for each argument of the graph, `form` says what is returned,
+    with `{0}` for the first result. `hold` may promise that weights are watched elsewhere."""
+    return _Writer(captured, program, device, given, weights).of_call(form, hold)
 
 
 class _Writer:
     def __init__(
-        self, captured: Captured, program: Program, session: Dry, device: torch.device
+        self,
+        captured: Captured,
+        program: Program,
+        device: torch.device,
+        given: Sequence[str | torch.Tensor] | None = None,
+        bind: BoundWeights | None = None,
     ) -> None:
-        self.captured, self.program = captured, program
+        self.captured, self.program, self.given = captured, program, given
         self.segment: Segment = captured.segments[0]
         self.graph: Graph = self.segment.graph
         self.position = {a.slot: k for k, a in enumerate(captured.arguments)}
         self.reads = [self.position[label(n)] for n in self.graph.inputs]
-        self.named = len(captured.arguments) <= NAMED_LIMIT
+        self.named = given is not None or len(captured.arguments) <= NAMED_LIMIT
         # Weights, the first inputs of the graph, are compared together.
         self.weights = sum(captured.arguments[k].weight for k in self.reads)
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
@@ -148,26 +172,43 @@ class _Writer:
             "reads": self.reads,
             "require_memory": require_memory,
             "run": program.run_bound,
-            "session": session,
         }
+        if self.weights:
+            self.names["bind"] = bind or BoundWeights(program, self.weights)
 
     def argument(self, k: int) -> str:
         return f"a{k}" if self.named else f"args[{k}]"
 
     def function(self) -> Call:
-        lines = [*self._take(), *self._allocate(), *self._inputs()]
-        outs = "".join(f"o{k}.data_ptr(), " for k in range(len(self.slots)))
-        run = f"run(bound, addresses, [{outs}])"
-        if self.segment.checks:
-            # Before inputs are changed: where the error is caught, they are as they were.
-            self.names["problem"] = partial(problem_found, self.segment, self.program)
-            lines += [f"found = {run}", "if found is not None: raise problem(found, {})"]
-        else:
-            lines.append(run)
-        lines += self._write_back()
-        results = ", ".join(self._result(r) for r in self.captured.results)
-        lines += [f"results = [{results}]", "args.clear()", "return results"]
-        source = "def call(args, given=None):\n" + "".join(f"    {line}\n" for line in lines)
+        results = ", ".join(map(self._result, self.captured.results))
+        lines = [
+            *self._take(),
+            *self._allocate(),
+            *self._work("((k, args[k]) for k in reads)"),
+            *self._write_back(),
+            *(f"results = [{results}]", "args.clear()", "return results"),
+        ]
+        return self._made("args, given=None", lines)
+
+    def of_call(self, form: str, hold: Hold) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        assert self.given is not None and not self.captured.mutated
+        held = [self.given[k] for k in self.reads[: self.weights]]
+        tensors = [x for x in held if isinstance(x, torch.Tensor)]
+        if tensors and len(tensors) == len(held) and hold(tensors, self.program.weights):
+            self.names["bind"] = self.names["bind"].again
+        lines = []
+        for k, what in enumerate(self.given):
+            if isinstance(what, str):
+                lines.append(f"a{k} = {what}")
+            else:
+                self.names[f"a{k}"] = what
+        read = "".join(f"{self.argument(k)}, " for k in self.reads)
+        lines += [*self._fresh(), *self._work(f"zip(reads, ({read}))")]
+        lines.append(f"return {form.format(*map(self._result, self.captured.results))}")
+        return self._made("args, kwargs", lines)
+
+    def _made(self, parameters: str, lines: Sequence[str]) -> Callable[..., Any]:
+        source = f"def call({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
         scope = dict(self.names)
         exec(source, scope)
         return scope["call"]
@@ -178,36 +219,51 @@ class _Writer:
             return []
         return [f"{', '.join(f'a{k}' for k in range(count))}, = args"]
 
-    def _allocate(self) -> list[str]:
+    def _fresh(self) -> list[str]:
         lines = []
         for k, b in enumerate(self.segment.buffers):
             self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
             lines.append(f"o{k} = empty({b.shape!r}, {b.stride!r}, d{k})")
+        return lines
+
+    def _allocate(self) -> list[str]:
+        lines = self._fresh()
         if not lines:
             return []
         taken = ", ".join(f"o{k}" for k in range(len(lines)))
         return ["if given is None:", *(f"    {line}" for line in lines), f"else: {taken}, = given"]
 
-    def _inputs(self) -> list[str]:
+    def _work(self, read: str) -> list[str]:
+        """Native code on the addresses of what is read and of fresh memory."""
+        check = f"require_memory({read})"
         lines = []
         if not self.weights:
             self.names["bound"] = self.program.bind(())
         else:
-            self.names["bind"] = BoundWeights(self.program, self.weights)
-            lines = [
-                f"bound = bind({self._picked(self.reads[: self.weights])})",
-                "if bound is None: require_memory((k, args[k]) for k in reads)",
-            ]
+            picked = self._picked(self.reads[: self.weights])
+            lines += [f"bound = bind({picked})", f"if bound is None: {check}"]
         rest = self.reads[self.weights :]
         names = [f"{self.argument(k)}.data_ptr()" for k in rest]
         lines.append(f"addresses = [{', '.join(names)}]")
         if rest:
-            lines.append("if 0 in addresses: require_memory((k, args[k]) for k in reads)")
-        return lines
+            lines.append(f"if 0 in addresses: {check}")
+        outs = "".join(f"o{k}.data_ptr(), " for k in range(len(self.slots)))
+        run = f"run(bound, addresses, [{outs}])"
+        if not self.segment.checks:
+            return [*lines, run]
+        # Before inputs are changed: where the error is caught, they are as they were.
+        self.names["problem"] = partial(problem_found, self.segment, self.program)
+        return [*lines, f"found = {run}", "if found is not None: raise problem(found, {})"]
 
     def _picked(self, positions: Sequence[int]) -> str:
         """A tuple of the arguments at some positions. Slices take a third of the time that looking
         each of two hundred up takes; weights stand next to each other but for the inputs."""
+        if self.given is not None:
+            held = [self.given[k] for k in positions]
+            if any(isinstance(x, str) for x in held):
+                return f"({', '.join(map(self.argument, positions))},)"
+            self.names["weights"] = tuple(held)
+            return "weights"
         runs: list[list[int]] = []
         for k in positions:
             if runs and runs[-1][1] == k:
@@ -222,11 +278,11 @@ class _Writer:
     def _write_back(self) -> list[str]:
         if not self.captured.mutated:
             return []
-        copies = [
-            f"{self.argument(self.position[old])}.copy_(o{self.slots[new]})"
-            for old, new in self.captured.mutated
-        ]
-        return [f"if not session.dry: {'; '.join(copies)}"]
+        # Together: statistics of many norms would each be a launch on a GPU.
+        self.names["copy_all"] = torch._foreach_copy_
+        old = "".join(f"{self.argument(self.position[x])}, " for x, _ in self.captured.mutated)
+        new = "".join(f"o{self.slots[x]}, " for _, x in self.captured.mutated)
+        return [f"if not session.dry: copy_all([{old}], [{new}])"]
 
     def _result(self, r: Result) -> str:
         if isinstance(r, Value):
@@ -253,9 +309,9 @@ def problem_found(
 
 
 def allocator(device: torch.device) -> Callable[..., torch.Tensor]:
-    """torch's short way to fresh memory where it has one."""
-    short = getattr(guards, "_empty_strided_cpu", None)
-    if short is not None and device.type == "cpu":
+    """torch's short way to fresh memory where it has one: on a GPU only that of the current one."""
+    short = getattr(guards, f"_empty_strided_{device.type}", None)
+    if short is not None and (device.type == "cpu" or torch.cuda.device_count() == 1):
         return short
     make = torch.empty_strided
     return lambda shape, stride, dtype: make(shape, stride, dtype=dtype, device=device)

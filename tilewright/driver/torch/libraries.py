@@ -81,6 +81,8 @@ def invoke(call: GivenCall, addresses: Sequence[int], device: torch.device) -> N
             multiply(x, y, out_dtype=out.dtype, out=out)
         else:
             multiply(x.to(out.dtype), y.to(out.dtype), out=out)
+    elif call.function == "weight gradient":
+        _weight_gradient(call, x, y, out)
     else:
         _convolution(call, x, y, out)
 
@@ -104,6 +106,17 @@ def _convolution(call: GivenCall, x: torch.Tensor, w: torch.Tensor, out: torch.T
         call.groups,
     )
     out.copy_(made)
+
+
+def _weight_gradient(
+    call: GivenCall, x: torch.Tensor, grad: torch.Tensor, out: torch.Tensor
+) -> None:
+    settings = (call.stride, call.padding, call.dilation, False, (0,) * len(call.stride))
+    # Of the weight only its shape and layout are looked at.
+    made = torch.ops.aten.convolution_backward(
+        grad, x, out, None, *settings, call.groups, (False, True, False)
+    )
+    out.copy_(made[1])
 
 
 def tensor_at(address: int, m: Matrix, device: torch.device) -> torch.Tensor:

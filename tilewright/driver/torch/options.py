@@ -19,7 +19,7 @@ _CHOICES = {
     "random": ("own", "eager"),
     "executor": ("native", "interpreter"),
     "precision": ("reassociate", "strict"),
-    "choose": ("auto", "default", "ranked", "timed"),
+    "choose": ("auto", "default", "early", "ranked", "timed"),
 }
 
 
@@ -45,9 +45,9 @@ class TorchOptions:
     round_between: bool = True
     # tw.compile of a module: weights live packed only, and give their own memory back
     own_weights: bool = False
-    # How schedules are chosen: "default" (by rules), "ranked" (by the target's cost model) or
-    # "timed"
-    # (by measuring); "auto": as TILEWRIGHT_CHOOSE says.
+    # How schedules are chosen: "default" (by rules), "early" (the same, but what can begins before
+    # earlier kernels end: for one_kernel), "ranked" (by the target's cost model) or "timed" (by
+    # measuring); "auto": as TILEWRIGHT_CHOOSE says.
     choose: str = "auto"
     tune_seconds: int = 0  # that timing may take per program; 0: as TILEWRIGHT_TUNE_SECONDS says
     # On a GPU: all kernels of a program are tasks of one, where that is possible. For chains of

@@ -6,9 +6,6 @@ itself, so here the numbers of those that the guards look into are compared, by 
 what else decides: classes, cells, lists, and what torch says of a tensor's shape and dtype. Only
 where a word differs do the guards look again. What is not about the module (arguments, globals, the
 state of torch) they check in every call.
-
-As Dynamo does, this assumes that nobody replaces `__dict__` of an object, or `__code__`,
-`__defaults__` and `__closure__` of a function.
 """
 
 from __future__ import annotations
@@ -16,7 +13,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -59,10 +57,16 @@ _WORD = 8
 _TYPE, _SIZE, _ITEMS = _WORD, 2 * _WORD, 3 * _WORD  # of an object; of a list
 _CONTENTS = 2 * _WORD  # of a cell
 _CHANGES = 3 * _WORD  # of a dictionary
+_DICTIONARY = -3 * _WORD  # of an object whose class says nothing else
+# From the code of a function on: defaults, those of keywords, closure, text, attributes.
+_FUNCTION = 6
+# Guards that compare what several sources hold.
+_ALONE = "NO_TENSOR_ALIASING"
+_RELATIONS = ("OBJECT_ALIASING", "STORAGE_OVERLAPPING")
 _MOST_AXES = 5  # whose sizes stand in the tensor itself
 _FIXED = (
     *(type(None), bool, int, float, complex, str, bytes, tuple, range, slice, frozenset),
-    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.CodeType),
+    *(types.BuiltinFunctionType, types.MethodType, types.CodeType),
     *(types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDescriptorType),
     *(property, staticmethod, classmethod),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -73,15 +77,42 @@ _Words = list[tuple[int, int]]
 class Unchanged:
     """A module, and the guards of what was compiled for it."""
 
-    def __init__(self, rest: Any, words: _Words, keeps: list[Any]) -> None:
-        self._keeps = keeps  # objects that live stay where they are
-        self._table = np.array(words, np.uint64)
-        self._pairs, self._count = self._table.ctypes.data, len(words)
-        self._differ, self._rest = _differ(), rest.check
+    def __init__(self, guards: _Guards, found: _Found, scope: Mapping[str, Any]) -> None:
+        self.sources = frozenset(guards.inside)
+        self._keeps = found.keeps  # objects that live stay where they are
+        self._look_at(np.array(found.words, np.uint64))
+        self._differ, self._rest = _differ(), guards.rest.check
+        self._own, self._others = frozenset(guards.own), None
+        if guards.own and guards.others:
+            listed = ", ".join(guards.others)
+            self._others = eval(f"lambda L: ({listed},)", {"G": scope})
 
     def fits(self, seen: dict[str, Any]) -> bool:
         """Is the module as it was, and do the guards accept all else of a call?"""
-        return not self._differ(self._pairs, self._count) and self._rest(seen)
+        if self._differ(self._pairs, self._count) or not self._rest(seen):
+            return False
+        return self._others is None or self._own.isdisjoint(map(id, self._others(seen)))
+
+    def hold(self, tensors: Sequence[torch.Tensor], derives: Collection[int]) -> bool:
+        """From now on the memory of these tensors, which guards look at, has to be what it was too,
+        and of some of them its content. False where that cannot be seen."""
+        places, to_data = find_places(), storage_data()
+        if places is None or to_data < 0:
+            return False
+        words = _Found()
+        for k, x in enumerate(tensors):
+            words.at(_word(x._cdata + places.storage) + to_data)
+            if k in derives:
+                counter = _word(x._cdata + places.counter)
+                if not counter or x.is_inference():  # changes are not counted
+                    return False
+                words.at(x._cdata + places.counter)
+                words.at(counter + places.version // _WORD * _WORD)
+        self._look_at(np.concatenate([self._table, np.array(words.words, np.uint64)]))
+        return True
+
+    def _look_at(self, table: np.ndarray) -> None:
+        self._table, self._pairs, self._count = table, table.ctypes.data, len(table)
 
     @staticmethod
     def of(root: Any, seen: dict[str, Any], scope: Mapping[str, Any]) -> Unchanged | None:
@@ -92,27 +123,41 @@ class Unchanged:
         if not isinstance(seen["function"], nn.Module):
             return None
         try:
-            found = _Found()
-            for source in _sources(root):
-                found.add(eval(source, {"L": seen, "G": scope}))
+            found, guards = _Found(), _Guards(root)
+            for source, alone in guards.inside.items():
+                value = eval(source, {"L": seen, "G": scope})
+                found.add(value)
+                if alone:
+                    guards.own.append(id(value))
+            return Unchanged(guards, found, scope)
         except Exception:  # a source that is no expression, or a value that cannot be watched
             return None
-        rest = root.clone_manager(lambda node: not node.get_source().startswith(_MODULE))
-        return Unchanged(rest, found.words, found.keeps)
 
 
-def _sources(root: Any) -> Iterator[str]:
-    """Where the guards look below the module, as expressions."""
-    waiting, inside = [(root, False)], set[str]()
-    while waiting:
-        node, below = waiting.pop()
-        below = below or node.get_source().startswith(_MODULE)
-        if below and node.get_source() not in inside:
-            inside.add(node.get_source())
-            yield node.get_source()
-        pairs = getattr(node, "get_key_value_managers", dict)().values()
-        below_it = [x for pair in pairs for x in pair if x is not None]
-        waiting += [(x, below) for x in (*below_it, *node.get_child_managers())]
+class _Guards:
+    """Where guards look, as expressions: inside the module, each with whether no other source may
+    hold the same tensor, and other sources of which that is required; those of all else."""
+
+    def __init__(self, root: Any) -> None:
+        self.inside: dict[str, bool] = {}
+        self.others: list[str] = []
+        self.own: list[int] = []  # tensors of the module that no other source may hold
+        self.rest = root.clone_manager(lambda node: not node.get_source().startswith(_MODULE))
+        waiting = [(root, False)]
+        while waiting:
+            node, below = waiting.pop()
+            source = node.get_source()
+            below = below or source.startswith(_MODULE)
+            kinds = {type(x).__name__ for x in node.get_leaf_guards()}
+            if below and not kinds.isdisjoint(_RELATIONS):
+                raise ValueError("this guard is about more than the module")
+            if below:
+                self.inside[source] = self.inside.get(source, False) or _ALONE in kinds
+            elif _ALONE in kinds:
+                self.others.append(source)
+            pairs = getattr(node, "get_key_value_managers", dict)().values()
+            below_it = [x for pair in pairs for x in pair if x is not None]
+            waiting += [(x, below) for x in (*below_it, *node.get_child_managers())]
 
 
 class _Found:
@@ -131,25 +176,35 @@ class _Found:
         if isinstance(value, type):
             for one in value.__mro__[:-1]:
                 self._dictionary(gc.get_referents(one.__dict__)[0])
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, OrderedDict):
+            raise ValueError("the order changes, and no number says so")
         elif isinstance(value, dict):
             self._dictionary(value)
+            if type(value) is not dict:
+                self._object(value)
         elif isinstance(value, torch.Tensor):
             self._tensor(value)
         elif isinstance(value, list):
-            self._word(id(value) + _SIZE)
-            self._word(id(value) + _ITEMS)
+            self.at(id(value) + _SIZE)
+            self.at(id(value) + _ITEMS)
             start = _word(id(value) + _ITEMS)
             for k in range(len(value)):
-                self._word(start + k * _WORD)
+                self.at(start + k * _WORD)
+            self.keeps += value  # or another could come to lie where one was
         elif isinstance(value, types.CellType):
-            self._word(id(value) + _CONTENTS)
+            self.at(id(value) + _CONTENTS)
+            self.keeps.append(value.cell_contents)
         else:
             self._object(value)
 
     def _object(self, value: Any) -> None:
-        self._word(id(value) + _TYPE)
+        self.at(id(value) + _TYPE)
         own = vars(value)  # an error where it has none
         self._dictionary(own)
+        where = type(value).__dictoffset__
+        self.at(id(value) + (where if where > 0 else _DICTIONARY), id(own))
         self.add(type(value))
         if isinstance(value, nn.Module):
             for name in ("_parameters", "_buffers", "_modules"):
@@ -157,20 +212,35 @@ class _Found:
             for x in (*own["_parameters"].values(), *own["_buffers"].values()):
                 self.add(x)
 
+    def _function(self, value: types.FunctionType) -> None:
+        own = vars(value)
+        self._dictionary(own)
+        self.keeps += [value.__code__, value.__defaults__, value.__closure__]
+        if value.__kwdefaults__ is not None:
+            self.add(value.__kwdefaults__)
+        start = id(value) + function_words()
+        self.at(start, id(value.__code__))
+        for k in range(1, _FUNCTION - 1):
+            self.at(start + k * _WORD)
+        self.at(start + (_FUNCTION - 1) * _WORD, id(own))
+
     def _dictionary(self, value: dict[Any, Any]) -> None:
         if id(value) + 1 not in self._known:  # an object's own, or one that guards look at
             self._known.add(id(value) + 1)
             self.keeps.append(value)
-            self._word(id(value) + _CHANGES)
+            self.at(id(value) + _CHANGES)
 
     def _tensor(self, value: torch.Tensor) -> None:
         if value.dim() > _MOST_AXES or type(value) not in (torch.Tensor, nn.Parameter):
             raise ValueError("this tensor cannot be watched")
         for k in tensor_words():
-            self._word(value._cdata + k)
+            self.at(value._cdata + k)
 
-    def _word(self, address: int) -> None:
-        self.words.append((address, _word(address)))
+    def at(self, address: int, expected: int | None = None) -> None:
+        word = _word(address)
+        if expected is not None and word != expected:
+            raise ValueError("this object is laid out in another way")
+        self.words.append((address, word))
 
 
 def _word(address: int) -> int:
@@ -201,7 +271,25 @@ def counts_changes() -> bool:
         and _word(id(cell) + _CONTENTS) == id(sample)
         and _word(id(sample) + _TYPE) == id(dict)
         and bool(tensor_words())
+        and bool(function_words())
     )
+
+
+@cache
+def function_words() -> int:
+    """Where a function has its code, followed by what `_FUNCTION` lists; 0 where it has not."""
+    inside = 1
+
+    def sample(x: int = 300, *, y: int = 400) -> int:
+        return x + y + inside
+
+    parts = (sample.__code__, sample.__defaults__, sample.__kwdefaults__, sample.__closure__)
+    wanted = [*map(id, parts), None, id(vars(sample))]
+    for k in range(_TYPE, types.FunctionType.__basicsize__ - len(wanted) * _WORD, _WORD):
+        found = [_word(id(sample) + k + n * _WORD) for n in range(len(wanted))]
+        if all(b is None or a == b for a, b in zip(found, wanted, strict=True)):
+            return k
+    return 0
 
 
 @cache
@@ -211,11 +299,11 @@ def tensor_words() -> tuple[int, ...]:
     places = find_places()
     if places is None:
         return ()
-    base = torch.empty(2 * 3 * 4 * 5 * 6)
+    base, behind = torch.empty(2, 2 * 3 * 4 * 5 * 6)
     one, twin = (base.view(2, 3, 4, 5, 6) for _ in range(2))
     others = (
         *(one.permute(1, 2, 3, 4, 0), base.view(6, 5, 4, 3, 2), base, base.view(1, -1), one[:1]),
-        *(one.view(torch.int32), one.clone()),
+        *(one.view(torch.int32), one.clone(), behind.view(2, 3, 4, 5, 6)),
     )
 
     def differing(x: torch.Tensor) -> set[int]:
@@ -226,6 +314,15 @@ def tensor_words() -> tuple[int, ...]:
     own = differing(twin)  # what every tensor has of its own: objects of Python and of torch
     found = [differing(x) - own for x in others]
     return tuple(sorted(set().union(*found))) if all(found) else ()
+
+
+@cache
+def storage_data() -> int:
+    """Where in torch's storage the address of its memory is; -1 where it is not found."""
+    x = torch.empty(3)
+    storage = x.untyped_storage()
+    found = [k for k in range(0, 8 * _WORD, _WORD) if _word(storage._cdata + k) == x.data_ptr()]
+    return found[0] if found else -1
 
 
 @cache

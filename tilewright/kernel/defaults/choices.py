@@ -28,7 +28,10 @@ class Choices:
     copy: bool | None = None  # may pixels be copied to be adjacent?
     lanes: int | None = None  # of a map's innermost loop
     library: bool | None = None  # is a library called for the sum of products?
-    tile: int | None = None  # of a product on a GPU: how many of the best, by the estimate, to skip
+    # On a GPU: how many of the best tiles of a product to skip, by the estimate; or ways of a chain
+    tile: int | None = None
+    # Of products of one row on a GPU: do copies of matrices begin before earlier launches end?
+    early: bool | None = None
 
     def __post_init__(self) -> None:
         require(

@@ -9,8 +9,8 @@ product where they are. Running maxima and sums are in the registers of the four
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
@@ -19,6 +19,15 @@ from tilewright.ir.expr import Fn, Value
 from tilewright.ir.types import DType
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.axis import moved
+from tilewright.kernel.defaults.grid_chain_ways import (
+    PLAIN,
+    REGISTERS,
+    ROWS,
+    WIDE,
+    Way,
+    groups_of,
+    tried,
+)
 from tilewright.kernel.defaults.grid_group_products import across as orders_of
 from tilewright.kernel.defaults.grid_row_results import place_rows
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
@@ -29,8 +38,10 @@ from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Loop, Store, own_loops, seek
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.add_into import AddInto
+from tilewright.kernel.steps.backwards import Backwards
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.bring_once import BringOnce
 from tilewright.kernel.steps.complete import Complete
 from tilewright.kernel.steps.components import Components
 from tilewright.kernel.steps.compute_at import ComputeAt
@@ -39,6 +50,7 @@ from tilewright.kernel.steps.delay import Delay
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.join_copies import JoinCopies
 from tilewright.kernel.steps.materialise import Materialise
+from tilewright.kernel.steps.mirror import Mirror
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
@@ -59,21 +71,11 @@ from tilewright.kernel.steps.unmask import Unmask
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.kernel.steps.wait_once import WaitOnce
+from tilewright.kernel.steps.walk import Walk
 
-ROWS = 64  # of one instruction
-WIDE = 64  # steps of the sum of one use of it, and elements of a row of a tile
 VECTOR = 8  # elements of 16 bytes
 MOST_ALONG_Y = 65535  # blocks of a grid
 AHEAD: int = 1  # blocks of keys
-# 1: the second product goes on while the next block of keys begins; 2: during its softmax
-SLACK: int = 0
-GROUPS: int = 0  # of warps, each with 64 rows of a tile; all read the same keys. 0: what suits
-ROLES: int = 0  # versions of keys and values that a warp of its own brings. 0: what suits
-# Where one block of threads has a multiprocessor: versions, the slack, registers of a thread.
-ALONE = (3, 2)
-REGISTERS = 240
-CLUSTER: int = 1  # tiles of one head that get keys and values by one copy
-TURNS: bool = False  # do groups of warps begin their products one after the other?
 
 
 @dataclass(frozen=True)
@@ -107,43 +109,32 @@ def schedule_chain(s: Scheduler) -> bool:
     parts = chain_of(s)
     if parts is None or s.target.grid is None or s.group.precision == "strict":
         return False
-    groups, alone = GROUPS or _groups(s, parts), _alone(s, parts)
-    before = s.nest, list(s.trace)
-    for roles, slack in ((ROLES, SLACK),) if ROLES or not alone else (ALONE, (0, 0)):
+    grid = s.target.grid
+    return by_ways(s, lambda way: _Chain(s, parts, groups_of(s.group, grid, way), way).schedule())
+
+
+def by_ways(s: Scheduler, schedule: Callable[[Way], None]) -> bool:
+    """By the first of the ways of its group that is not refused."""
+    before, ways = (s.nest, list(s.trace)), tried(s.group, s.choices.tile or 0)
+    for way in ways:
         try:
-            _Chain(s, parts, groups, roles, slack).schedule()
+            schedule(way)
             return True
         except Refused:
             s.nest, s.trace[:] = before
-            if not roles:
+            if way == ways[-1]:
                 raise
     return False
 
 
-def _alone(s: Scheduler, p: Parts) -> bool:
-    """Do scores and sums of a thread take the registers of more than one block?"""
-    scores, sums = (D.bounds(s.nest.buffer(x.name).shape[-1])[1] for x in (p.scores, p.end))
-    return scores > WIDE and sums > WIDE
-
-
-def _groups(s: Scheduler, p: Parts) -> int:
-    """Two where heads are wide, so that shared memory is what bounds the number of warps, and there
-    are rows for both and tiles enough for all multiprocessors."""
-    *outer, rows, width = (D.bounds(d)[1] for d in s.nest.buffer(p.end.name).shape)
-    tiles = prod(outer) * -(-rows // (2 * ROWS))
-    many = s.target.grid is not None and tiles >= s.target.grid.multiprocessors
-    return 2 if width > WIDE and rows > ROWS and many else 1
-
-
 class _Chain:
-    def __init__(self, s: Scheduler, p: Parts, groups: int, roles: int = 0, slack: int = 0) -> None:
-        self.s, self.p, self.groups = s, p, groups
-        self.roles, self.slack = roles, slack
+    def __init__(self, s: Scheduler, p: Parts, groups: int, way: Way = PLAIN) -> None:
+        self.s, self.p, self.groups, self.way = s, p, groups, way
         self.rows = ROWS * groups
         self.summed = {p.sums.name}  # products of rows in registers
 
     def schedule(self) -> None:
-        s, p = self.s, self.p
+        s, p, way = self.s, self.p, self.way
         between = self._inlined()
         found = instructions(s, self._factors(p.sums.name)[0].dtype, self.groups)
         if found is None:
@@ -166,12 +157,14 @@ class _Chain:
         for x in (q, k, v):
             s.do(SetScope(x, "shared"))
         trimmed = s.attempt(Trim(part))
+        if way.slack > 1:  # the first block of keys is apart then: so that has the masks
+            s.do(Backwards(part))
         before = {b.name for b in s.nest.buffers}
         s.do(Components(end, len(p.end.axes) - 1))
         self._rebase(before)
         # What is known of the keys so far, and what it takes to add a block to it.
         running = [b.name for b in s.nest.buffers if b.name not in before]
-        self._blocks(outer, tiles)
+        grid = self._blocks(outer, tiles, trimmed)
         self._results(*results)
         for rows, once in each:
             turn, threads = self._row(rows)
@@ -180,30 +173,32 @@ class _Chain:
         for name in running:
             self._map(name)
             self._in_registers(name)
-        self._copy(q, boxes=not self.roles)
+        by_engine = self._copy(q)
         self._copy(k)
         self._copy(v, turned=True)
         self._product(p.scores.name, first)
         self._product(p.sums.name, second)
-        if self.roles:
-            s.do(Roles(part, self.roles))
-            s.do(Pragma(tiles, "registers", REGISTERS))
-            if CLUSTER > 1 and not trimmed:
-                s.attempt(Pragma(tiles, "cluster", CLUSTER))
+        if way.roles:
+            s.do(Roles(part, way.roles))
+            s.do(Pragma(grid, "registers", REGISTERS))
+            if way.cluster > 1 and not trimmed:
+                s.attempt(Pragma(grid, "cluster", way.cluster))
         else:
             for x in (k, v):
-                slack = min(self.slack, 1) if x == v else 0
+                slack = min(way.slack, 1) if x == v else 0
                 s.do(Pipeline(part, x, AHEAD, asynchronous=True, slack=slack))
             s.do(JoinCopies(q))
-        if self.slack > 1:
+        if way.slack > 1:
             s.do(Delay(part, p.sums.name))
+        if way.roles and by_engine:
+            s.do(BringOnce((q,)))
         s.do(Synchronise())
-        if TURNS and self.groups > 1:
+        if way.turns and self.groups > 1:
             for loop in (part, f"{part}.first"):
                 if s.loops(loop):
                     s.do(TakeTurns(loop))
         s.attempt(Unmask(part))
-        if trimmed:  # later tiles take longer, so they begin first
+        if trimmed and not way.walks:  # later tiles take longer, so they begin first
             s.do(Reverse(tiles))
 
     # ---- what is stored
@@ -369,8 +364,11 @@ class _Chain:
 
     # ---- loops and registers
 
-    def _blocks(self, outer: list[str], tiles: str) -> None:
+    def _blocks(self, outer: list[str], tiles: str, trimmed: bool = False) -> str:
+        """The loop over blocks of threads that is outermost, or the tiles' own."""
         s, out = self.s, self.p.out.name
+        if self.way.walks:
+            return self._walk(outer, tiles, trimmed)
         for k in range(len(outer) - 1):
             s.do(Fuse(outer[0], outer[1], f"{out}.z{k}"))
             outer = [f"{out}.z{k}", *outer[2:]]
@@ -380,6 +378,27 @@ class _Chain:
         for loop in outer:
             s.do(Bind(loop, across))
         s.do(Bind(tiles, along))
+        return tiles
+
+    def _walk(self, outer: list[str], tiles: str, trimmed: bool) -> str:
+        """As many blocks of threads as there are multiprocessors walk over all tiles. Where these
+        differ in how many keys they see, over pairs of them, of which all see as many."""
+        s, out, grid = self.s, self.p.out.name, self.s.target.grid
+        assert grid is not None
+        of_head = s.loops(tiles)[0].extent
+        for k, loop in enumerate(reversed(outer)):
+            s.do(Fuse(loop, tiles, f"{out}.w{k}"))
+            tiles = f"{out}.w{k}"
+        s.do(Bind(tiles, "block.x"))
+        if trimmed and isinstance(of_head, int):
+            s.do(Mirror(tiles, of_head))
+            tiles = f"{tiles}.0"
+        count = s.loops(tiles)[0].extent
+        rounds = -(-count // grid.multiprocessors) if isinstance(count, int) else 1
+        if not isinstance(count, int) or rounds < 2:
+            raise Refused(f"{count} tiles are no more than there are multiprocessors")
+        s.do(Walk(tiles, -(-count // rounds)))
+        return f"{tiles}.1"
 
     def _row(self, loop: str) -> tuple[str, tuple[str, str]]:
         """(turns, (warps, threads along y)) of the loop over rows."""
@@ -475,9 +494,10 @@ class _Chain:
 
     # ---- shared memory and products
 
-    def _copy(self, stage: str, boxes: bool = True, turned: bool = False) -> None:
+    def _copy(self, stage: str, boxes: bool = True, turned: bool = False) -> bool:
         """A tile of an operand in shared memory: rows of 128 bytes, swizzled, of which wide heads
-        have several next to each other. It is brought by the copy engine where that is possible."""
+        have several next to each other. Is it brought by the copy engine, where that is possible?
+        """
         s = self.s
         ((store, own),) = self._stores(stage)
         rank = len(s.nest.buffer(stage).shape)
@@ -509,7 +529,7 @@ class _Chain:
             for loop in outer:
                 s.do(Unroll(loop))
             if s.attempt(Tensorize(box[0], f"nvptx.bulk.{len(source.index)}.{source.dtype}")):
-                return
+                return True
             s.nest, s.trace[:] = before
         flat = f"{stage}.v"
         s.do(Split(columns, VECTOR))
@@ -522,6 +542,7 @@ class _Chain:
         s.do(Bind(f"{flat}.1.1", "thread.x"))
         s.do(Unroll(f"{flat}.0"))
         s.do(Vectorize(f"{columns}.1"))
+        return False
 
     def _product(self, stage: str, instruction: str) -> None:
         s = self.s

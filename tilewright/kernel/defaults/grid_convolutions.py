@@ -13,14 +13,13 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Load, Value
 from tilewright.ir.types import DType, f32
-from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.grid_group_products import (
     GroupProduct,
     across,
     group_tiles,
     in_boxes,
 )
-from tilewright.kernel.defaults.grid_products import plain_operand, same_places
+from tilewright.kernel.defaults.grid_products import plain_operand, same_places, stored
 from tilewright.kernel.defaults.grid_warp_products import (
     VECTOR,
     Operand,
@@ -35,7 +34,7 @@ from tilewright.kernel.group import Stage
 from tilewright.kernel.guards import conditions, copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.steps.compute_inline import ComputeInline
-from tilewright.kernel.steps.materialise import Materialise
+from tilewright.kernel.steps.compute_with import ComputeWith
 
 BEST = 3  # tiles that are tried, by their estimated time
 
@@ -47,21 +46,23 @@ def schedule_convolution(s: Scheduler) -> bool:
     stages = inline_maps(s)
     sums = [x for x in stages if x.is_reduce]
     outs = [x for x in stages if s.group.buffer(x.name).scope == "out"]
-    if len(sums) != 1 or len(outs) != 1 or any(x.ordered for x in stages) or sums[0] is outs[0]:
+    if len(sums) != 1 or not outs or any(x.ordered for x in stages) or sums[0] in outs:
         return False
     c, y = sums[0], outs[0]
     if len(c.axes) != 2 or len(c.raxes) != 1 or c.combine != "add":
         return False
-    found = _operands(s, c, {x.name for x in stages if x is not c and x is not y})
-    if found is None or not same_places(s, c, [y]):
+    found = _operands(s, c, {x.name for x in stages if x is not c and x not in outs})
+    if found is None or not same_places(s, c, outs):
         return False
     for x in stages:
-        if x is not c and x is not y and x.name not in (found[0].buffer, found[1].buffer):
+        if x is not c and x not in outs and x.name not in (found[0].buffer, found[1].buffer):
             s.do(ComputeInline(x.name))
+    for x in outs[1:]:  # several results of one sum are stored together
+        s.do(ComputeWith(x.name, s.path(y.name)[-1].name))
     for make, tile, instruction in _candidates(s, c, found):
         before = s.nest, list(s.trace)
         try:
-            make(s, c, y.name, *found, tile, instruction).schedule()
+            make(s, c, y.name, *found, tile, instruction, len(outs) > 1).schedule()
             return True
         except Refused:  # the next one starts again
             s.nest, s.trace[:] = before
@@ -118,9 +119,13 @@ def _gathered(
             return None  # a part of a wider matrix: the copy engine brings it
     if not (isinstance(x, Load) and x.source in stages):
         into = f"{c.name}_{'a' if row is s.path(c.name)[0].var else 'b'}"
-        if copied(x) is None or not s.attempt(Materialise(c.name, value_text(x), into)):
+        source = copied(x)
+        if source is None:
             return None
-        axes = [p.var for p in s.path(c.name) if p.var in (row, deep)]
+        try:
+            axes = [deep, row] if stored(s, c, x, source, row, deep, into) else [row, deep]
+        except Refused:
+            return None
     else:
         into = str(x.source)
         if not all(D.is_sym(d) for d in x.index):
@@ -171,19 +176,26 @@ def _candidates(
         if p.dtypes != (kind, kind, f32):
             continue
         if not i.tiles:
-            tile = warp_tile(s, sizes)
+            tile = warp_tile(s, sizes, operands)
             out += [(WarpProduct, tile, i.name)] if tile is not None else []
-        elif across(i) == order and not any(order) and boxes:
+        elif across(i) == order and boxes:
             tiles = group_tiles(s, i, sizes, kind.bytes, _bytes(s, operands))
-            groups += [(time, t, i.name) for time, t in tiles if _divided(t, sizes[-1])]
+            groups += [(time, t, i.name) for time, t in tiles if _divided(t, sizes, operands)]
     groups.sort(key=lambda x: x[0])
     found = [*((GroupProduct, t, name) for _, t, name in groups[:BEST]), *out]
     return found[s.choices.tile or 0 :]
 
 
-def _divided(t: Tile, deep: Dim) -> bool:
-    """Are the parts of a sum whole? Zeros after its end would be told from others by each lane."""
-    return isinstance(deep, int) and deep % (t.deep * t.steps) == 0
+def _divided(t: Tile, sizes: list[Dim], operands: tuple[Operand, Operand]) -> bool:
+    """Are tiles whole along the last axis of what is gathered? Zeros after its end would be told
+    from others by each lane."""
+    lengths = (t.rows, t.columns, t.deep * t.steps)
+    for k, x in enumerate(operands):
+        last = k if x.deep < x.row else 2
+        size = sizes[last - 3]
+        if x.gathered and not (isinstance(size, int) and size % lengths[last] == 0):
+            return False
+    return True
 
 
 def _bytes(s: Scheduler, operands: tuple[Operand, Operand]) -> int:

@@ -28,6 +28,7 @@ from tilewright.kernel.defaults.grid_warp_products import (
     WarpProduct,
     Way,
     assumed,
+    neighbours,
     row_length,
     source_of,
 )
@@ -84,7 +85,6 @@ PLAIN = (Way(),)
 # To bring operands, the best of which is taken.
 WAYS = (*PLAIN, *(Way(True, k, x) for k in (1, 2) for x in (False, True)))
 PIECES = (1, 2, 4)  # in which a block that walks over tiles may store one
-NEIGHBOURS = 8  # at most
 
 
 def across(i: Intrinsic) -> tuple[bool, bool]:
@@ -166,11 +166,6 @@ def own_rows(t: Tile, rows: int, tiles: int) -> tuple[int, int] | None:
     return (t.rows // count, t.columns) if beside == 1 and tiles % count == 0 else None
 
 
-def neighbours(count: int) -> int:
-    """Tiles of rows that run at the same time and read the same columns."""
-    return max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
-
-
 def versions(t: Tile, grid: Grid, besides: int = 0) -> tuple[int, int]:
     """(steps that copies are ahead, products that go on): as many as there is room for besides so
     many bytes. Steps of small tiles are so short that two of them go on."""
@@ -205,7 +200,6 @@ def staging(t: Tile, item: int, count: int) -> int:
 class GroupProduct(WarpProduct):
     _pieces = 1  # of columns, in which results are stored
     _piece = ""  # the loop over them
-    _rows = ""  # the loop over tiles of rows, where it is not one with that over columns
 
     def schedule(self) -> None:
         s, t = self.s, self.tile
@@ -340,21 +334,6 @@ class GroupProduct(WarpProduct):
         s.do(Reorder((f"{k}.0", *inner, f"{k}.1")))
         return k
 
-    def _ordered(self, y: str, i: str, j: str) -> str:
-        """Blocks in an order in which those at work at a time read few rows and columns. How many
-        there are of rows that are not known before stays a loop of its own."""
-        s = self.s
-        count = s.loops(i)[0].extent
-        if not isinstance(count, int):
-            self._rows, self._beside = i, 1
-            return j
-        self._beside = neighbours(count)
-        s.do(Split(i, self._beside))
-        s.do(Reorder((f"{i}.0", j, f"{i}.1")))
-        s.do(Fuse(f"{i}.0", j, f"{y}.columns"))
-        s.do(Fuse(f"{y}.columns", f"{i}.1", f"{y}.tiles"))
-        return f"{y}.tiles"
-
     def _may_have_roles(self) -> bool:
         return self.tile.way.roles and not any(x.lanes for x in (self.a, self.b))
 
@@ -428,15 +407,16 @@ class GroupProduct(WarpProduct):
         """A tile of an operand: rows of 128 bytes, swizzled. The copy engine brings it, or threads
         gather it."""
         s = self.s
-        if x.lanes:
-            self._copy(stage, x, GROUP * self.groups)
-            return
         kind = s.nest.buffer(x.buffer).dtype
         rows, columns = f"{stage}.i{x.rank - 2}", f"{stage}.i{x.rank - 1}"
         if x.deep < x.row:
             names = [f"n{k}" for k in range(x.rank)]
             blocks = [*names[:-2], f"{names[-1]}//{BLOCK}", names[-2], f"{names[-1]}%{BLOCK}"]
             s.do(Relayout(stage, f"{', '.join(names)} -> {', '.join(blocks)}"))
+        if x.lanes:
+            self._copy(stage, x, GROUP * self.groups, BLOCK)
+            return
+        if x.deep < x.row:
             s.do(Split(columns, BLOCK))
             s.do(Reorder((f"{columns}.0", rows, f"{columns}.1")))
             s.do(Unroll(f"{columns}.0"))

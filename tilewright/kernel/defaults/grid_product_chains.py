@@ -15,10 +15,12 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Quo, Sym
 from tilewright.ir.expr import Index, Load, Value
 from tilewright.ir.parts import walk as walk_values
-from tilewright.kernel.defaults.grid_chains import WIDE, Parts, _Chain, instructions
+from tilewright.kernel.defaults.grid_chain_ways import REGISTERS, WIDE, Way, groups_of
+from tilewright.kernel.defaults.grid_chains import Parts, _Chain, by_ways, instructions
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.group import Stage
 from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.bring_once import BringOnce
 from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
@@ -33,14 +35,11 @@ from tilewright.kernel.steps.reverse import Reverse
 from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.take_turns import TakeTurns
 from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
 
 AHEAD: int = 1  # blocks of columns
-GROUPS: int = 1  # of warps, each with 64 rows of a tile; all read the same columns
-HASTEN: bool = False  # do products go on while others' results are worked on?
-ROLES: int = 0  # versions of columns that a warp of its own brings; 0: none does
-REGISTERS: int = 240  # of a thread then
 
 
 @dataclass(frozen=True)
@@ -67,20 +66,22 @@ def schedule_products(s: Scheduler) -> bool:
     found = products_of(s)
     if found is None or s.target.grid is None or s.group.precision == "strict":
         return False
-    _Products(s, found).schedule()
-    return True
+    grid = s.target.grid
+    return by_ways(
+        s, lambda way: _Products(s, found, groups_of(s.group, grid, way), way).schedule()
+    )
 
 
 class _Products(_Chain):
-    def __init__(self, s: Scheduler, found: Products) -> None:
+    def __init__(self, s: Scheduler, found: Products, groups: int, way: Way) -> None:
         last, out = found.lasts[0], found.outs[0]
         # Of the parts of a chain, those that its helpers ask for.
-        super().__init__(s, Parts(found.firsts[0], last, last, last, out), GROUPS)
+        super().__init__(s, Parts(found.firsts[0], last, last, last, out), groups, way)
         self.found = found
         self.summed = {x.name for x in found.lasts}
 
     def schedule(self) -> None:
-        s, f = self.s, self.found
+        s, f, way = self.s, self.found, self.way
         between = self._maps_left()
         kinds = instructions(s, self._factors(f.lasts[0].name)[0].dtype, self.groups)
         if kinds is None:
@@ -124,32 +125,38 @@ class _Products(_Chain):
             s.do(ComputeAt(x, part))
         for x in (*rows, *blocks):
             s.do(SetScope(x, "shared"))
-        s.attempt(Trim(part))
+        trimmed = s.attempt(Trim(part))
         longer = D.coefficient(s.loops(part)[0].extent, s.loops(tiles)[0].var)
-        self._blocks(outer, tiles)
+        grid = self._blocks(outer, tiles, trimmed)
         for _, _, results in placed:
             self._results(*results)
         self._between(between)
-        for x in rows:
-            self._copy(x, boxes=False)
+        # A producer brings what is next to its loop; copies by others would be in no order with it.
+        once = [self._copy(x, boxes=way.roles > 0 and not period) for x in rows]
+        if way.roles and any(once) and not all(once):
+            raise Refused("the copy engine brings some rows, threads bring others")
         for x, turned in blocks.items():
             self._copy(x, turned=turned)
         for x in f.firsts:
             self._product(x.name, kinds[0])
         for x in f.lasts:
             self._product(x.name, kinds[1])
-        if ROLES:
-            s.do(Roles(part, ROLES))
-            s.do(Pragma(tiles, "registers", REGISTERS))
+        if way.roles:
+            s.do(Roles(part, way.roles))
+            s.do(Pragma(grid, "registers", REGISTERS))
         else:
             for x in blocks:
                 s.do(Pipeline(part, x, AHEAD, asynchronous=True))
-        if HASTEN:
+        if way.hastens:
             s.do(Hasten(part))
+        if any(once):
+            s.do(BringOnce(tuple(rows)))
         s.do(Synchronise())
+        if way.turns and self.groups > 1:
+            s.do(TakeTurns(part))
         s.attempt(Unmask(part))
-        if isinstance(longer, int) and longer > 0:  # later tiles take longer, so they begin first
-            s.do(Reverse(tiles))
+        if isinstance(longer, int) and longer > 0 and not way.walks:
+            s.do(Reverse(tiles))  # later tiles take longer, so they begin first
 
     def _period(self, between: list[str]) -> int:
         """After how many columns conditions begin again, such as those of a causal mask where

@@ -90,7 +90,7 @@ def _ways(
     for name in names:
         i = INTRINSICS[name]
         if not i.tiles:
-            tile = warp_tile(s, sizes)
+            tile = warp_tile(s, sizes, operands)
             warps += [(WarpProduct, tile, name)] if tile is not None else []
         elif across(i) == order and (brought or i.warps == 4):
             # Threads that copy tiles themselves have registers for small ones only.
@@ -106,9 +106,9 @@ def _ways(
     return [*first, *of_threads]
 
 
-def same_places(s: Scheduler, c: Stage, outs: list[Stage]) -> bool:
-    """Does each result depend on the sum, and on other results, at its own place?"""
-    made = {c.name, *(x.name for x in outs)}
+def same_places(s: Scheduler, c: Stage, outs: list[Stage], *others: Stage) -> bool:
+    """Does each result depend on the sum (or on others), and on other results, at its own place?"""
+    made = {x.name for x in (c, *others, *outs)}
     extents = [[p.extent for p in s.path(x.name)] for x in outs]
     if any(x != extents[0] for x in extents):
         return False
@@ -176,14 +176,21 @@ def _gathered(s: Scheduler, c: Stage, x: Load, row: Sym, deep: Sym, into: str) -
     """Any other operand, such as a part of a wider matrix, as a stage of its own, which has its
     row and its step of the sum last. Of these the one that has its neighbours adjacent in memory is
     the last one."""
+    across = stored(s, c, x, x, row, deep, into)
+    rank = len(s.nest.buffer(into).shape)
+    last, other = rank - 1, rank - 2
+    return Operand(into, last if across else other, other if across else last, rank, True)
+
+
+def stored(s: Scheduler, c: Stage, v: Value, x: Load, row: Sym, deep: Sym, into: str) -> bool:
+    """An operand of a sum, which reads x, as a stage of its own: its step of the sum last, or, if
+    it returns True, its row, where neighbouring rows are adjacent in memory."""
     lin = linear_index(s.nest.buffer(str(x.source)), x.index)
     across = D.coefficient(lin, deep) != 1 and D.coefficient(lin, row) == 1
     if across:
         s.do(Reorder((deep.name, row.name)))
-    s.do(Materialise(c.name, value_text(x), into))
+    s.do(Materialise(c.name, value_text(v), into))
     if across:
         inner = [p.name for p in s.path(c.name) if p.var is not deep]
         s.do(Reorder((*inner[inner.index(row.name) :], deep.name)))
-    rank = len(s.nest.buffer(into).shape)
-    last, other = rank - 1, rank - 2
-    return Operand(into, last if across else other, other if across else last, rank, True)
+    return across

@@ -8,7 +8,7 @@ vectors of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.base.errors import Refused
@@ -21,12 +21,14 @@ from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.group import Stage
 from tilewright.kernel.nest import Loop
 from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.begin_early import BeginEarly
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.pipeline import MAX_AHEAD, Pipeline
 from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
@@ -38,11 +40,24 @@ from tilewright.kernel.steps.vectorize import Vectorize
 
 BESIDE = 16  # vectors of a thread that are on their way at a time
 RESIDENT = 2  # blocks of a multiprocessor that there are registers for
+# Where operands are copied early: bytes of shared memory for all else, and vectors of a thread that
+# are one turn of the last product.
+LEFT = 24 * 1024
+EARLY_BESIDE = 4
 
 
-def schedule_row_blocks(s: Scheduler) -> bool:
+def schedule_early_row_blocks(s: Scheduler) -> bool:
+    """The same, where matrices are wanted that are copied to shared memory, and begin to be before
+    earlier launches have ended."""
+    grid = s.target.grid
+    assert grid is not None
+    possible = s.choices.early and grid.copies_in_background and grid.block_shared > LEFT
+    return bool(possible) and schedule_row_blocks(s, grid.block_shared - LEFT)
+
+
+def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     """Takes a group of maps and reductions along the last axis, at least two of which are products,
-    with one result; all share their first axes."""
+    with one result; all share their first axes. There is `room` in shared memory for copies."""
     assert s.target.grid is not None
     stages = s.group.stages
     outs = [x for x in stages if s.group.buffer(x.name).scope == "out"]
@@ -73,14 +88,20 @@ def schedule_row_blocks(s: Scheduler) -> bool:
     s.do(Split(column.name, lanes))
     vectors, once = f"{column.name}.0.0", f"{column.name}.0.1"
     s.do(Split(f"{column.name}.0", 1))  # one thread stores a vector of results
-    s.do(ComputeAt(last, vectors))
-    block = _Block(s, row.name, *by)
+    block = _Block(s, row.name, *by, room)
+    if room:
+        block.beside(host, lanes)
+    s.do(ComputeAt(last, row.name if room else vectors))
     inner = [x for x in kept if x not in outs and x.name != last]
+    first = _read_first(s, [x.name for x in inner if x not in products]) if room else {}
     placed: dict[str, str] = {}
     for x in reversed(inner):
         s.do(ComputeAt(x.name, row.name))
         if x in products:
             placed[x.name] = block.place(x.name)
+        if x.name in first:  # before all that comes before this one
+            s.do(ComputeAt(first[x.name], row.name))
+            block.own_part(first[x.name])
     for x in inner:
         if x in products:
             block.product(x.name, placed[x.name])
@@ -90,14 +111,39 @@ def schedule_row_blocks(s: Scheduler) -> bool:
             block.spread(x.name)
         if x in products or not x.is_reduce:
             s.do(SetScope(x.name, "shared"))
-    block.weighted(last)
+    if room:
+        block.weighted_early(last, lanes)
+    else:
+        block.weighted(last)
     s.do(Bind(once, "thread.y"))
     s.do(Vectorize(f"{column.name}.1"))
     s.do(Bind(vectors, "thread.x"))
     s.do(Bind(row.name, "block.x"))
-    s.do(Pragma(row.name, "resident", RESIDENT))
+    for turn, copy, ahead in block.copies:
+        s.do(Pipeline(turn, copy, ahead, asynchronous=True))
+        s.do(BeginEarly(turn))
+    s.do(Pragma(row.name, "resident", 1 if block.copies else RESIDENT))
     s.do(Synchronise())
     return True
+
+
+def _read_first(s: Scheduler, stages: list[str]) -> dict[str, str]:
+    """By the first of the stages that read it along their rows: the copy of an input, which is read
+    before anything that comes before them."""
+    readers: dict[str, list[str]] = {}
+    for x in stages:
+        last = s.path(x)[-1].var
+        for r in store_reads(s.store(x)):
+            along = r.index and D.is_sym(r.index[-1]) and D.the_sym(r.index[-1]) is last
+            b = s.nest.buffer(str(r.source))
+            if along and b.scope == "in" and D.known_eq(b.size, s.path(x)[-1].extent):
+                readers.setdefault(b.name, []).append(x)
+    made: dict[str, str] = {}
+    for name, found in readers.items():
+        into = f"{name}_own"
+        if found[0] not in made and s.attempt(CacheRead(name, tuple(dict.fromkeys(found)), into)):
+            made[found[0]] = into
+    return made
 
 
 def _stored(s: Scheduler) -> set[str]:
@@ -141,6 +187,8 @@ class _Block:
     at: str
     across: int
     rows: int
+    room: int  # bytes of shared memory for copies that begin early
+    copies: list[tuple[str, str, int]] = field(default_factory=list)  # loop, copy, turns ahead
 
     def own(self, stage: str) -> list[Loop]:
         """The loops of a stage inside the block's."""
@@ -171,6 +219,29 @@ class _Block:
 
     def spread(self, stage: str) -> None:
         self.bind(*self.split(self.along(stage)))
+
+    def beside(self, host: str, lanes: int) -> None:
+        """What the results are made of besides, each thread for its own, is read first of all."""
+        s, column = self.s, self.s.path(host)[-1]
+        for r in store_reads(s.store(host)):
+            b, into = s.nest.buffer(str(r.source)), f"{r.source}_beside"
+            along = r.index and D.coefficient(r.index[-1], column.var) == 1
+            if b.scope != "in" or not along or not s.attempt(CacheRead(b.name, host, into)):
+                continue
+            s.do(ComputeAt(into, self.at))
+            loop, axis = self.along(into), len(s.nest.buffer(into).shape) - 1
+            s.do(Split(loop, lanes))
+            self.bind("", "", f"{loop}.0")
+            s.do(Vectorize(f"{loop}.1"))
+            self.lay_out(into, axis, f"i{axis}//{lanes}", f"i{axis}%{lanes}")
+
+    def own_part(self, stage: str) -> None:
+        """The same, where each thread has its part in registers."""
+        self.spread(stage)
+        axis = len(self.s.nest.buffer(stage).shape) - 1
+        c, all_ = f"i{axis}", self.across * self.rows
+        digits = f"{c}//{all_}", f"{c}//{self.across}%{self.rows}", f"{c}%{self.across}"
+        self.lay_out(stage, axis, *digits)
 
     def sum(self, stage: str) -> None:
         """A partial result for every thread, then one of all threads."""
@@ -235,10 +306,29 @@ class _Block:
         self.bind(f"{along}.0.0", "", "")
         if lanes > 1:
             s.do(Vectorize(f"{along}.1"))
+        if self.copied(into, at, whole=True):
+            return
         axis = len(s.nest.buffer(into).shape) - 1
         i, j = f"i{axis - 1}", f"i{axis}"
         turns = f"{j}//{self.across * lanes}", f"{j}//{lanes}%{self.across}", f"{j}%{lanes}"
         self.lay_out(into, axis - 1, f"{i}//{self.rows}", f"{i}%{self.rows}", *turns)
+
+    def copied(self, buffer: str, at: str, whole: bool = False) -> bool:
+        """Where there is room, an operand is copied to shared memory, and that begins before
+        earlier launches have ended: a `whole` one, or as many turns as fit. A thread copies what it
+        reads itself."""
+        s, b, turns = self.s, self.s.nest.buffer(buffer), self.s.loops(at)[0].extent
+        if not self.room or not isinstance(turns, int):
+            return False
+        size = prod((b.dtype.bytes, *(d for d in b.shape if isinstance(d, int))))
+        versions = min(self.room // size, MAX_AHEAD)
+        if versions < (turns if whole else 2):
+            return False
+        ahead = turns if versions >= turns else versions - 1
+        self.room -= size * (ahead + (ahead < turns))
+        s.do(SetScope(buffer, "shared"))
+        self.copies.append((at, buffer, ahead))
+        return True
 
     def lay_out(self, buffer: str, axis: int, *places: str) -> None:
         """Some axes so that the numbers of threads are axes of their own: each thread has memory
@@ -272,3 +362,39 @@ class _Block:
         self.bind(column, own, "")
         for first in (f"{part}.init.i{width - 1}", moved(column, f"{stage}.init")):
             s.do(Unroll(first))  # constant indices, so that all of them are registers
+
+    def weighted_early(self, stage: str, lanes: int) -> None:
+        """The same, where what the sum reads goes through shared memory."""
+        s, part, into = self.s, f"{stage}p", f"{stage}v"
+        column, deep = self.s.path(stage)[-2:]
+        found = (r for r in store_reads(s.store(stage)) if str(r.source) != stage)
+        matrix = next(r for r in found if any(column.var in D.symbols(i) for i in r.index))
+        s.do(CacheRead(str(matrix.source), (stage,), into))
+        s.do(Split(deep.name, self.rows))
+        own, turns = f"{deep.name}.1", f"{deep.name}.0"
+        beside = next(
+            k for k in (EARLY_BESIDE, 2, 1) if D.known_eq(D.mod(s.loops(turns)[0].extent, k), 0)
+        )
+        s.do(Split(turns, beside))
+        s.do(RFactor(stage, (own,), part))
+        turn, again, mine = (moved(x, part) for x in (f"{turns}.0", f"{turns}.1", own))
+        first, inner = moved(column.name, f"{stage}.init"), moved(column.name, part)
+        for loop in (first, f"{part}.init.i0", inner, column.name):
+            s.do(Split(loop, lanes))
+        s.do(Reorder((turn, again, mine, f"{inner}.0", f"{inner}.1")))
+        s.do(ComputeAt(into, turn))
+        self.bind(f"{first}.1", "", f"{first}.0")
+        self.bind(f"{part}.init.i0.1", f"{part}.init.i1", f"{part}.init.i0.0")
+        self.bind(again, mine, f"{inner}.0")
+        s.do(Vectorize(f"{inner}.1"))
+        self.bind(f"{column.name}.1", own, f"{column.name}.0")
+        axis = len(s.nest.buffer(stage).shape) - 1
+        self.lay_out(stage, axis, f"i{axis}//{lanes}", f"i{axis}%{lanes}")
+        self.lay_out(part, 0, f"i0//{lanes}", f"i0%{lanes}")
+        rows, along = (p.name for p in s.path(into)[-2:])
+        s.do(Split(along, lanes))
+        s.do(Split(rows, self.rows))
+        self.bind(f"{rows}.0", f"{rows}.1", f"{along}.0")
+        s.do(Vectorize(f"{along}.1"))
+        if not self.copied(into, turn):
+            raise Refused(f"there is no room for copies of {matrix.source}")

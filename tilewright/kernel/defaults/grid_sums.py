@@ -6,7 +6,7 @@ else a thread has a result. Few results of many numbers are first reduced in pie
 
 from __future__ import annotations
 
-from math import prod
+from math import isqrt, prod
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
@@ -94,6 +94,8 @@ def _piece(s: Scheduler, loop: Loop, results: int, rows: bool) -> int:
     least = BLOCK_WORK if rows else THREAD_WORK
     wanted = s.target.grid.multiprocessors * (8 if rows else 8 * THREADS)
     pieces = min(-(-loop.extent // least), -(-wanted // results))
+    if not rows:  # a thread adds up the pieces of a result, too
+        pieces = min(pieces, isqrt(loop.extent))
     return -(-loop.extent // pieces) if pieces > 1 else 0
 
 

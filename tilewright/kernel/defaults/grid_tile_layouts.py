@@ -37,6 +37,7 @@ class Layouts:
     body: tuple[Stmt, ...]
     widths: Mapping[str, int]  # of a block: its threads along x, y and z
     wanted: Mapping[str, str]  # products and the instructions of warps that should do them
+    both: bool = False  # may warps share rows and columns of a product?
     products: dict[str, str] = field(default_factory=dict)  # those that do
     parent: dict[str, str] = field(default_factory=dict)  # loops of one layout, as a forest
 
@@ -221,7 +222,10 @@ class Layouts:
             if both is not None:
                 yield both
             return
-        for along in ((warps, 1), (1, warps), (1, 1)):
+        shared = [(k, warps // k) for k in range(2, warps) if warps % k == 0] if self.both else []
+        # What warps read for a step of the sum are the rows and the columns of each.
+        shared.sort(key=lambda x: m // x[0] + n // x[1])
+        for along in (*shared, (warps, 1), (1, warps), (1, 1)):
             rows, columns = rows_layout(m, along[0]), columns_layout(n, along[1])
             if rows is not None and columns is not None:
                 yield rows, columns

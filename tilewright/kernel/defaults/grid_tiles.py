@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilewright.base.errors import Unsupported
+from tilewright.base.errors import Refused, Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load
 from tilewright.ir.target import Grid, Target
@@ -50,7 +50,9 @@ OTHER_REGISTERS = 40  # of a thread, besides the sums of products
 SLACK = 1  # products that go on while the next iteration begins
 GATHER = True  # are results stored through shared memory where they are in pairs?
 FRAGMENT_LANES = 2  # neighbours that a thread has of an instruction's results
+BOTH = True  # may warps share rows and columns of a product, where each does it by itself?
 LATE = True  # are copies issued at the end of an iteration where that saves a version?
+BEHIND = False  # are copies behind products that each warp does by itself?
 DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
 CROWDED = False  # also rather than as many versions as a launch asks for, but for three?
 
@@ -79,16 +81,26 @@ def schedule_tile_grid(
             hint="num_warps=4 is the usual number",
         )
     refused: Refusals = frozenset()
+    both = BOTH
     while True:
         s = Scheduler(n, target)
-        lost = _distributed(s, warps, refused, gathers, near)
-        if not lost:
-            swizzle_operands(s)
-            if not has_threads(s.nest.body):  # a kernel that does nothing
-                return tuple(s.trace), s.nest
-            fetched(s, stages, near)
-            waiting = not_ahead(s.nest)
-            lost = frozenset(x for x in brought_in(s.trace) if x[0] in waiting)
+        try:
+            lost = _distributed(s, warps, refused, gathers, near, both)
+        except Refused:
+            if not both:
+                raise
+            both = False  # something of a row or of a column is in registers, say
+            continue
+        if lost:
+            refused |= frozenset() if both else lost
+            both = False
+            continue
+        swizzle_operands(s)
+        if not has_threads(s.nest.body):  # a kernel that does nothing
+            return tuple(s.trace), s.nest
+        fetched(s, stages, near)
+        waiting = not_ahead(s.nest)
+        lost = frozenset(x for x in brought_in(s.trace) if x[0] in waiting)
         if not lost:
             break
         refused |= lost
@@ -129,9 +141,15 @@ def brought_in(trace: list[Step]) -> Refusals:
 
 
 def _distributed(
-    s: Scheduler, warps: int, refused: Refusals, gathers: bool, near: tuple[str, ...]
+    s: Scheduler,
+    warps: int,
+    refused: Refusals,
+    gathers: bool,
+    near: tuple[str, ...] = (),
+    both: bool = False,
 ) -> Refusals:
-    """Shares the tiles among threads; returns the products that this way cannot be done."""
+    """Shares the tiles among threads; returns the products that this way cannot be done. With
+    `both`, warps may share rows and columns of products."""
     grid = s.target.grid
     assert grid is not None
     x, y = WARP["thread.x"], WARP["thread.y"]
@@ -144,7 +162,7 @@ def _distributed(
     programs = programs_of(s.nest)
     assert programs is not None
     _, body = on_blocks(s.nest, programs)
-    found = Layouts(s.nest, body, dict(zip(THREAD_AXES, threads, strict=True)), wanted)
+    found = Layouts(s.nest, body, dict(zip(THREAD_AXES, threads, strict=True)), wanted, both)
     layouts = found.chosen()
     lost = wanted.keys() - found.products.keys()
     lost |= {
@@ -222,10 +240,11 @@ def fetch_ahead(s: Scheduler, stages: int, slack: int) -> None:
             if s.attempt(Roles(loop.name, versions + (more and own), own)):
                 continue
         late = LATE and more and versions + 1 == stages
+        ahead = versions if late else versions - 1
+        last = late or (BEHIND and not longer)
         for b in wanted if versions > 1 else ():
             own = slack if more and b in longer else 0
-            ahead = versions if late else versions - 1
-            s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True, slack=own, late=late))
+            s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True, slack=own, late=last))
 
 
 def _specialised(n: Nest) -> set[str]:

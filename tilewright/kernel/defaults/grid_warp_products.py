@@ -13,6 +13,7 @@ from math import gcd, log2, prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
+from tilewright.ir.target import Grid
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.fragments import LANES, WARP
 from tilewright.kernel.group import Stage
@@ -40,9 +41,16 @@ Tiles = tuple[tuple[int, int, int, int], ...]
 ROWS, COLUMNS, DEEP = 16, 8, 16  # of one instruction
 VECTOR = 8  # elements of 16 bits in 16 bytes
 SEVERAL = 2  # iterations that copies are ahead
+MOST = 3  # the same of a block that has a multiprocessor for itself
+ALONE = 8  # warps of such a block
+# Are copies issued at the end of an iteration, while its last products go on? Without a branch, so
+# that they stand between those?
+LATE = True
+ALWAYS = True
 # Rows and columns of a block and of a warp, the preferred first: large tiles read less, small ones
 # give every multiprocessor something to do.
 TILES = (
+    (128, 256, 64, 64),
     (128, 128, 64, 64),
     (128, 64, 64, 32),
     (64, 64, 32, 32),
@@ -55,6 +63,7 @@ DEPTHS = (64, 32, 16)
 FEWEST = 8  # rows and columns
 TYPICAL = 512  # rows that are not known before
 UNUSED = 1.3  # times the places of results that a tile may take
+NEIGHBOURS = 8  # tiles of rows that run at the same time, at most
 
 
 @dataclass(frozen=True)
@@ -133,9 +142,16 @@ def assumed(sizes: list[Dim]) -> list[int] | None:
     return [d if isinstance(d, int) else min(TYPICAL, D.bounds(d)[1]) for d in sizes]
 
 
-def warp_tile(s: Scheduler, sizes: list[Dim]) -> Tile | None:
+def in_background(s: Scheduler, x: Operand) -> bool:
+    """Are tiles of an operand copied by vectors as they lie in memory, while threads compute?"""
+    item = s.nest.buffer(x.buffer).dtype.bytes
+    return not x.gathered and not x.lanes and row_length(s, x) * item % (VECTOR * 2) == 0
+
+
+def warp_tile(s: Scheduler, sizes: list[Dim], operands: tuple[Operand, Operand]) -> Tile | None:
     """Of the tiles that leave the fewest places unused, the first one that gives every
-    multiprocessor a block; or the one with the most blocks."""
+    multiprocessor a block; or the one with the most blocks. Where threads wait for their copies
+    another block has to work meanwhile."""
     grid = s.target.grid
     assert grid is not None
     known = assumed(sizes)
@@ -143,7 +159,10 @@ def warp_tile(s: Scheduler, sizes: list[Dim]) -> Tile | None:
         return None
     rows, columns, deep = known[-3:]
     found: list[Tile] = []
+    plain = all(in_background(s, x) for x in operands)
     for m, n, wm, wn in TILES:
+        if not plain and m * n >= ALONE * wm * wn:
+            continue
         for step in DEPTHS:
             bytes_ = (SEVERAL + 1) * (m + n) * step * 2
             fits = bytes_ <= grid.block_shared and m * step >= VECTOR * LANES
@@ -166,6 +185,17 @@ def _blocks(t: Tile, known: list[int]) -> int:
     return prod(known[:-3]) * -(-known[-3] // t.rows) * -(-known[-2] // t.columns)
 
 
+def ahead(t: Tile, grid: Grid) -> int:
+    """Iterations that copies are ahead: as far as there is memory, if it is no other block's."""
+    room = grid.block_shared // ((t.rows + t.columns) * t.deep * 2) - 1
+    return min(MOST, room) if t.warps >= ALONE else SEVERAL
+
+
+def neighbours(count: int) -> int:
+    """Tiles of rows that run at the same time and read the same columns."""
+    return max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
+
+
 @dataclass
 class WarpProduct:
     s: Scheduler
@@ -176,6 +206,7 @@ class WarpProduct:
     tile: Tile
     instruction: str
     several: bool = False  # results: the loops of `out` store others too
+    _rows = ""  # the loop over tiles of rows, where it is not one with that over columns
 
     def schedule(self) -> None:
         s, c, t = self.s, self.stage.name, self.tile
@@ -189,14 +220,15 @@ class WarpProduct:
         self._pad(c, rank - 2, t.rows)
         self._pad(c, rank - 1, t.columns)
         outer, tiles, inside = self._result_tiles(self.out, 2)
-        s.do(ComputeAt(c, tiles[1]))
+        block = self._ordered(self.out, *tiles)
+        s.do(ComputeAt(c, block))
         depth = self._sum(c)
         for x in (self.b, self.a):
             s.do(ComputeAt(own[x], f"{depth}.1.0"))
         for x in (self.b, self.a):
             s.do(ComputeAt(shared[x], f"{depth}.0"))
             s.do(SetScope(shared[x], "shared"))
-        self._blocks(outer, *tiles)
+        self._blocks(outer, *([self._rows] if self._rows else []), block)
         s.do(Bind(f"{c}.w", "thread.z"))
         self._stored(*inside)
         first = [f"{c}.init.i{k}" for k in range(len(self.stage.axes))]
@@ -208,8 +240,11 @@ class WarpProduct:
         for loop in (f"{depth}.1.0", *self._inner):
             s.do(Unroll(loop))
         s.do(Tensorize(self._tensor, self.instruction))
+        assert s.target.grid is not None
+        far, plain = ahead(t, s.target.grid), all(in_background(s, x) for x in (self.a, self.b))
+        late, always = LATE and plain, ALWAYS and plain
         for x in (self.a, self.b):
-            s.do(Pipeline(f"{depth}.0", shared[x], SEVERAL, asynchronous=True))
+            s.do(Pipeline(f"{depth}.0", shared[x], far, True, late=late, always=always))
         s.do(Synchronise())
 
     def _operands(self, shared: dict[Operand, str], k: str) -> None:
@@ -291,12 +326,28 @@ class WarpProduct:
         s.do(Fuse(f"{i}.0", f"{j}.0", f"{c}.w"))
         return k
 
-    def _blocks(self, outer: list[str], i: str, j: str) -> None:
+    def _ordered(self, y: str, i: str, j: str) -> str:
+        """Blocks in an order in which those at work at a time read few rows and columns. How many
+        there are of rows that are not known before stays a loop of its own."""
+        s = self.s
+        count = s.loops(i)[0].extent
+        if not isinstance(count, int):
+            self._rows, self._beside = i, 1
+            return j
+        self._beside = neighbours(count)
+        s.do(Split(i, self._beside))
+        s.do(Reorder((f"{i}.0", j, f"{i}.1")))
+        s.do(Fuse(f"{i}.0", j, f"{y}.columns"))
+        s.do(Fuse(f"{y}.columns", f"{i}.1", f"{y}.tiles"))
+        return f"{y}.tiles"
+
+    def _blocks(self, outer: list[str], *tiles: str) -> None:
         s = self.s
         for k in range(len(outer) - 1):
             s.do(Fuse(outer[0], outer[1], f"{self.out}.z{k}"))
             outer = [f"{self.out}.z{k}", *outer[2:]]
-        for loop, axis in zip([*outer, i, j], ("block.z", "block.y", "block.x")[-len(outer) - 2 :]):
+        loops = [*outer, *tiles]
+        for loop, axis in zip(loops, ("block.z", "block.y", "block.x")[-len(loops) :], strict=True):
             s.do(Bind(loop, axis))
 
     def _spread(self, i: str, j: str, warps: str) -> str:
@@ -319,13 +370,14 @@ class WarpProduct:
             s.do(Unroll(loop))
         return f"{j}.1.1.1"
 
-    def _copy(self, stage: str, x: Operand, threads: int) -> None:
+    def _copy(self, stage: str, x: Operand, threads: int, most: int = 0) -> None:
         """A tile of an operand as vectors, to all threads; in shared memory swizzled, so that
-        columns of 8 vectors are in different banks."""
+        columns of 8 vectors are in different banks. Rows there have so many elements at most."""
         s = self.s
         rows, columns = f"{stage}.i{x.rank - 2}", f"{stage}.i{x.rank - 1}"
         width = s.loops(columns)[0].extent
         assert isinstance(width, int)
+        width = min(width, most or width)
         flat, inner, lanes = f"{stage}.v", columns, x.lanes or VECTOR
         if lanes > 1:
             s.do(Split(columns, lanes))

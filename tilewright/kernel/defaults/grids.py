@@ -1,8 +1,7 @@
 """Default schedules of a GPU: blocks, threads and vectors of 16 bytes.
 
 Shapes: maps (a flat walk through memory), matrix products (grid_products.py; of windows of images:
-grid_convolutions.py), rows (a block
-for every row, which stays in the registers of its threads between one read and one write of memory)
+grid_convolutions.py), rows (a block for each, in registers between one read and one write of it)
 and everything else, stage by stage in launches of its own, where each thread computes one result.
 """
 
@@ -16,23 +15,29 @@ from tilewright.ir.expr import extent, loads
 from tilewright.ir.target import Target
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.axis import moved
+from tilewright.kernel.defaults import grid_rows_ahead as ahead
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.grid_chains import schedule_chain
+from tilewright.kernel.defaults.grid_columns import schedule_columns
 from tilewright.kernel.defaults.grid_convolutions import schedule_convolution
 from tilewright.kernel.defaults.grid_few_sums import schedule_few_sums
 from tilewright.kernel.defaults.grid_lanes import aligned_lanes, vector_lanes
 from tilewright.kernel.defaults.grid_library import call_library
 from tilewright.kernel.defaults.grid_product_chains import schedule_products
 from tilewright.kernel.defaults.grid_products import schedule_product
-from tilewright.kernel.defaults.grid_row_blocks import schedule_row_blocks
-from tilewright.kernel.defaults.grid_sums import schedule_sum
+from tilewright.kernel.defaults.grid_row_blocks import (
+    schedule_early_row_blocks,
+    schedule_row_blocks,
+)
+from tilewright.kernel.defaults.grid_stages import THREADS, flat, plain, stage_by_stage
+from tilewright.kernel.defaults.grid_streams import schedule_streams
 from tilewright.kernel.defaults.grid_windows import schedule_windows
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.maps import collapse, fuse_outer
 from tilewright.kernel.defaults.rows import common_prefix
 from tilewright.kernel.defaults.scheduler import Scheduler, contiguous, store_reads
 from tilewright.kernel.group import Group, Stage
-from tilewright.kernel.nest import Loop, Nest, Store, seek
+from tilewright.kernel.nest import Loop, Nest, Store
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.step import Step, Trace
 from tilewright.kernel.steps.align import Align
@@ -46,13 +51,11 @@ from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.relayout import Relayout
-from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
-THREADS = 256  # of a block that computes a map
 FEWEST = 128  # threads of a block that has short rows
 # Elements of a row that a thread has: few enough for registers, enough loads at a time. Of single
 # elements, which take as many loads, twice as many (measured on an H200).
@@ -80,7 +83,7 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
     """The trace and the nest it leads to."""
     if choices.library:
         return _with_library(group, target)
-    for shape in (schedule_convolution, schedule_product) if choices.tile else _SHAPES:
+    for shape in _TILED if choices.tile else _SHAPES:
         s = Scheduler(group, target, choices)
         try:
             if shape(s):
@@ -90,7 +93,7 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
     if choices.tile:
         raise Refused(f"{group.name} has no other tile")
     s = Scheduler(group, target, choices)
-    _stage_by_stage(s)
+    stage_by_stage(s)
     return tuple(s.trace), s.nest
 
 
@@ -131,7 +134,7 @@ def _map_alone(s: Scheduler, stage: str) -> None:
     path = s.path(stage)
     if len(path) > 2:
         names = [p.name for p in path]
-        _plain(s, names, stage, names)
+        plain(s, names, stage, names)
         return
     last = path[-1]
     lanes = vector_lanes(s, [stage], last.var)
@@ -143,14 +146,7 @@ def _map_alone(s: Scheduler, stage: str) -> None:
     if len(path) == 2:
         s.do(Fuse(path[0].name, over, f"{stage}.v"))
         over = f"{stage}.v"
-    _flat(s, over, THREADS)
-
-
-def _flat(s: Scheduler, loop: str, threads: int) -> None:
-    """A loop as blocks of threads."""
-    s.do(Split(loop, threads))
-    s.do(Bind(f"{loop}.0", "block.x"))
-    s.do(Bind(f"{loop}.1", "thread.x"))
+    flat(s, over, THREADS)
 
 
 def _divides(k: int, extent: D.Dim) -> bool:
@@ -165,7 +161,11 @@ def _stored_once(s: Scheduler) -> bool:
     return _rows(s, once=True)
 
 
-def _rows(s: Scheduler, once: bool = False) -> bool:
+def _read_ahead(s: Scheduler) -> bool:
+    return ahead.AHEAD > 0 and _rows(s, once=True, walks=True)
+
+
+def _rows(s: Scheduler, once: bool = False, walks: bool = False) -> bool:
     """A block for every row, or for a few short ones: what is read of it is read once, all else is
     in registers."""
     stages = inline_maps(s)
@@ -193,7 +193,8 @@ def _rows(s: Scheduler, once: bool = False) -> bool:
     copies = _copies(s, [*inner, *outs], prefix, width) if small else []
     early = [m for x in outs for m in _selected(s, x.name)] if once else []
     names = [x.name for x in outs]
-    return _block_per_row(s, host, names, inner, copies, early, prefix, width, once)
+    brought = ahead.bring(s, copies) if walks else []
+    return _block_per_row(s, host, names, inner, copies, brought, early, prefix, width, once)
 
 
 def _selected(s: Scheduler, out: str) -> list[str]:
@@ -242,6 +243,7 @@ def _block_per_row(
     outs: list[str],
     inner: list[Stage],
     copies: list[str],
+    brought: list[str],
     early: list[str],
     prefix: int,
     width: D.Dim,
@@ -257,10 +259,12 @@ def _block_per_row(
         if o != host:
             if not s.attempt(ComputeWith(o, at)):
                 # What only this output reads stands between the two: it goes into its loop first.
-                for x in reversed(inner):
-                    if _readers(s, x.name) == {o, x.name}:
-                        s.do(ComputeAt(x.name, s.path(o)[0].name))
-                        placed.add(x.name)
+                own = {o}
+                for x in (*(x.name for x in reversed(inner)), *copies):
+                    if x not in placed and _readers(s, x) <= {x, *own}:
+                        s.do(ComputeAt(x, s.path(o)[0].name))
+                        own.add(x)
+                placed |= own
                 s.do(ComputeWith(o, at))
             at = s.path(host)[0].name
     sums = [x.name for x in inner if x.is_reduce]
@@ -270,16 +274,16 @@ def _block_per_row(
     if once:
         s.do(Split(at, 1))
         at = f"{at}.0"
-    for name in [*early, *(x.name for x in reversed(inner)), *copies]:
+    for name in [*early, *(x.name for x in reversed(inner)), *copies, *brought]:
         if name not in placed:
             s.do(ComputeAt(name, at))
-    along = [*copies, *(x.name for x in inner), *outs]
+    along = [*brought, *copies, *(x.name for x in inner), *outs]
     columns = {x: p for x in along if (p := _column(s, x, at, width)) is not None}
     lanes = vector_lanes(s, list(columns), *(p.var for p in columns.values()))
     unrolled = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
     share = READ_SHARE if once else SHARE
     threads = WARP if streamed else _threads(s, width, lanes, share, at)
-    if unrolled and not streamed:
+    if unrolled and not streamed and not brought:
         assert isinstance(width, int)
         row = s.loops(at)[0].var
         wide = aligned_lanes(s, list(columns), row, width, *(p.var for p in columns.values()))
@@ -300,6 +304,9 @@ def _block_per_row(
         for x in (*copies, *(x.name for x in inner if x.name in columns and x.name not in sums)):
             _in_registers(s, x, lanes, threads)
     rows = _rows_together(s, at, WARPS * WARP if streamed else FEWEST, threads)
+    if brought:
+        ahead.walk_rows(s, at, brought, lanes, threads, rows)
+        return True
     several = (Split(at, rows), Bind(f"{at}.0", "block.x"), Bind(f"{at}.1", "thread.y"))
     together = rows > 1 and _all(s, *several, Synchronise())
     if not together:
@@ -531,60 +538,23 @@ def _rows_of_a_warp(s: Scheduler, rows: D.Dim) -> int:
     return min(choices, key=lambda k: (-(-rows // (k * beside)) * k, -k))
 
 
-# ---- everything else
-
-
-def _stage_by_stage(s: Scheduler) -> None:
-    """Each stage in launches of its own; but for sums, a result for every thread."""
-    for stage in inline_maps(s):
-        sums = stage.is_reduce and not stage.ordered
-        if sums and schedule_sum(s, stage.name):
-            continue
-        for k, (store, path) in enumerate(_stores(s, stage.name)):
-            moving = set().union(*(D.symbols(i) for i in store.index)) if store.index else set()
-            data = [p.name for p in path if p.var in moving]
-            _plain(s, data, f"{stage.name}.{k}", [p.name for p in path])
-    s.attempt(Synchronise())
-
-
-def _stores(s: Scheduler, stage: str) -> list[tuple[Store, tuple[Loop, ...]]]:
-    found = seek(s.nest.body, ("stage", stage))
-    return [(x, p) for x, p in found if isinstance(x, Store)]
-
-
-def _plain(s: Scheduler, loops: list[str], name: str, path: list[str]) -> None:
-    """Loops, outermost first, as blocks of threads, as far as they may run in any order. Of an
-    update in order, one whose iterations never meet goes outside of the rest, which stays."""
-    if not loops:
-        return
-    before = s.nest, list(s.trace)
-    flat = loops[0]
-    for k, inner in enumerate(loops[1:]):
-        if not s.attempt(Fuse(flat, inner, f"{name}.w{k}")):
-            break
-        flat = f"{name}.w{k}"
-    inner = [(x, *(y for y in path if y != x)) for x in reversed(loops) if x != path[0]]
-    for loop, order in (*((x, ()) for x in (flat, *loops)), *((x[0], x) for x in inner)):
-        try:
-            if order and not s.attempt(Reorder(order)):
-                continue
-            _flat(s, loop, THREADS)
-            return
-        except Refused:  # each iteration needs the result of the one before
-            s.nest, s.trace[:] = before[0], list(before[1])
-
-
+# In more than one way.
+_TILED = (schedule_chain, schedule_products, schedule_convolution, schedule_product)
 # Tried in turn; what none of them takes is scheduled stage by stage.
 _SHAPES = (
     schedule_chain,
     schedule_products,
+    schedule_streams,
     _made_row,
+    schedule_early_row_blocks,
     schedule_row_blocks,
     _maps,
     schedule_convolution,
     schedule_product,
+    _read_ahead,
     _stored_once,
     _rows,
     schedule_windows,
     schedule_few_sums,
+    schedule_columns,
 )

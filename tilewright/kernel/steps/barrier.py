@@ -20,10 +20,12 @@ from tilewright.kernel.nest import (
     Wait,
     While,
     bodies,
+    mentions,
     transform,
     walk,
     with_bodies,
 )
+from tilewright.kernel.roles import by_producer
 from tilewright.kernel.step import Step
 from tilewright.kernel.threads import (
     Access,
@@ -80,6 +82,7 @@ class Synchronise(Step):
                 scan = _Scan(self, n, thread_axes(body), near)
                 scan.refuse_lost(body, tuple(loops))
                 scan.copies = _copies(n, body, tuple(loops))
+                scan.common -= _brought(n, body, tuple(loops))
                 body, _ = scan.body(body, tuple(loops), [])
             for x in reversed(loops):
                 body = (replace(x, body=body),)
@@ -119,6 +122,7 @@ class _Scan:
         # at its place, and a loop that meets nothing, are found once.
         self.touched: dict[tuple[int, ...], _Touched] = {}
         self.alone: dict[tuple[int, ...], tuple[tuple[Stmt, ...], list[Access]]] = {}
+        self.plain: dict[int, frozenset[str] | None] = {}  # what a loop uses that only computes
         self.common = {b.name for b in n.buffers if b.scope != "in" and b.name not in self.private}
 
     def body(
@@ -135,6 +139,9 @@ class _Scan:
             if hands and not (out and isinstance(out[-1], Barrier)):
                 out.append(Barrier())
                 pending = [a for a in pending if a.lasting is not None]
+            if isinstance(s, Loop) and self._own(s, pending):
+                out.append(s)
+                continue
             one = isinstance(s, Loop) and (s.kind in ONE or self._tile(s))
             if isinstance(s, Loop) and not one:
                 what = f"{s.name} is parallel, next to threads of one block"
@@ -172,6 +179,20 @@ class _Scan:
             pending = _union(pending, found.left)
             out.append(s)
         return tuple(out), pending
+
+    def _own(self, s: Loop, pending: list[Access]) -> bool:
+        """Does a loop only compute in its threads' own memory, of which no asynchronous instruction
+        is using any? Nobody else notices."""
+        if id(s) not in self.plain:
+            inside = [x for x, _ in walk((s,))]
+            simple = all(isinstance(x, (Loop, Store, Alloc)) for x in inside)
+            loops = [x for x in inside if isinstance(x, Loop)]
+            simple = simple and not any(x.instruction or x.kind == "parallel" for x in loops)
+            self.plain[id(s)] = mentions(s) if simple else None
+        used = self.plain[id(s)]
+        if used is None or used & self.common:
+            return False
+        return not any(a.buffer in used for a in pending if a.lasting is not None)
 
     def _touched(self, s: Stmt, path: Path, uniform: set[Sym]) -> _Touched:
         at = _place(s, path)
@@ -371,6 +392,16 @@ def _copies(n: Nest, body: tuple[Stmt, ...], path: Path) -> list[Access]:
     for s, _ in walk(body):
         found = [_anywhere(a, s) for a in found]
     return found
+
+
+def _brought(n: Nest, body: tuple[Stmt, ...], path: Path) -> set[str]:
+    """Shared buffers that only a producer writes, which orders all their uses; but for those whose
+    memory others use afterwards."""
+    stores = [(s.buffer, by_producer(p)) for s, p in walk(body, path) if isinstance(s, Store)]
+    written = {name for name, _ in stores}
+    others = {name for name, produced in stores if not produced}
+    again: set[str] = set().union(*handed_on(n, body).values())
+    return {x for x in written - others - again if n.buffer(x).scope == "shared"}
 
 
 def _anywhere(a: Access, s: Stmt) -> Access:

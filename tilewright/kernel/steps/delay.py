@@ -51,7 +51,7 @@ class Delay(Step):
     def apply(self, n: Nest) -> Nest:
         found = self.loops(n, self.loop)
         self.need(len(found) == 1, f"there are several loops {self.loop}")
-        loop = found[0][0]
+        loop, path = found[0]
         some = D.known_lt(0, loop.extent) and loop.kind == "serial"
         self.need(some, f"{self.loop} may have no iteration")
         self.fresh(n, f"{self.loop}.first")
@@ -73,6 +73,8 @@ class Delay(Step):
         free = next(used, at)
         mine = [s for s in body if isinstance(s, Alloc) and s.buffer in sources(product)]
         # The product reads the versions of its own iteration, so these are released one later.
+        again = has_roles(loop) and any(q.kind in ("serial", "unroll") for q in path)
+        last: list[Stmt] = [Release(0)] if again else []
         body = tuple(Release(s.pending + 1) if isinstance(s, Release) else s for s in body)
 
         def one(x: Loop) -> tuple[Stmt, ...]:
@@ -97,6 +99,7 @@ class Delay(Step):
                 replace(x, var=D.the_sym(u), body=substitute_all(main, {x.var: u + 1})),
                 *substitute_all(parts, {x.var: x.extent - 1}),
                 Wait(0, products=True),
+                *last,
             )
 
         return self.bounded(on_loops(n, self.loop, one))

@@ -54,14 +54,13 @@ class Distribute(Step):
         for p in pieces_in(body):
             # Along the sum of a product a layout is that of its first operand.
             loops = p.loops[:-1] if p.stage in products else p.loops
-            copied = all(name not in shared.registers for name, _ in p.writes())
             for axis, parts in axis_parts(layouts.get(q.name, ()) for q in loops).items():
                 said = (
                     f"{p.stage} has {parts} threads along {axis[-1]} of a block of {self.threads}"
                 )
                 self.need(prod(parts) == widths[axis], said)
-                alone = copied or len(parts) == 1
-                self.need(alone, f"{said}: only what is in shared memory may be in parts")
+                wrong = shared.other_parts(p, axis) if len(parts) > 1 else None
+                self.need(wrong is None, f"{said}, of which {wrong} in registers has other parts")
         buffers, made = shared.done()
         for loop in reversed(grid):
             made = (loop.around(made),)

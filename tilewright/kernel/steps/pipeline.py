@@ -57,7 +57,8 @@ class Pipeline(Step):
     With `slack`, so many asynchronous instructions that read the stage go on while later iterations
     begin, those before the loop's last wait: there are as many versions more, and what is left is
     waited for after the loop. With `late`, copies are issued at the end of an iteration, when fewer
-    of those instructions go on: there is one version less, and one barrier more.
+    of those instructions go on: there is one version less, and one barrier more. With `always`, the
+    last iterations copy too, what the last one has: nobody reads it, and there is no branch.
     """
 
     loop: str
@@ -66,6 +67,7 @@ class Pipeline(Step):
     asynchronous: bool = False
     slack: int = 0
     late: bool = False
+    always: bool = False
 
     def apply(self, n: Nest) -> Nest:
         enough = isinstance(self.ahead, int) and 1 <= self.ahead <= MAX_AHEAD
@@ -74,8 +76,11 @@ class Pipeline(Step):
         self.need(some, f"a slack of {self.slack} iterations", f"0 to {MAX_AHEAD}")
         late = self.asynchronous or not self.late
         self.need(late, "only what is copied in the background may be late", "asynchronous=True")
+        self.need(self.asynchronous or not self.always, "only copies may be made for nobody")
         self.loops(n, self.loop)
         loop, _ = loop_of(self, n, self.stage)
+        some = not self.always or D.bounds(loop.extent)[0] >= 1
+        self.need(some, f"{self.loop} may have no iteration, whose copies are made always")
         inside = f"{self.stage} is allocated in {loop.name}, not in {self.loop}"
         self.need(loop.name == self.loop, inside, f"ComputeAt('{self.stage}', '{self.loop}') first")
         own = self.producers(n, loop)
@@ -94,6 +99,12 @@ class Pipeline(Step):
         first = isinstance(count, int) and 1 <= count <= self.ahead
         most = self.ahead + 1 + self.slack - (self.late and self.slack > 0)
         return count if isinstance(count, int) and first else most
+
+    def _for_nobody(self, loop: Loop) -> bool:
+        """Are there copies that nobody reads? Of a loop that all of them come before there is no
+        room for more."""
+        count = loop.extent
+        return self.always and not (isinstance(count, int) and count <= self.ahead)
 
     def _waited(self, loop: Loop) -> None:
         """If asynchronous instructions are left to go on, they are those before the last wait."""
@@ -155,6 +166,8 @@ class Pipeline(Step):
         main = self._main(loop, own)
         grouped = self.asynchronous and any(_for_copies(s) for s in loop.body)
         rest: tuple[Stmt, ...] = body[at + 1 :]
+        if self._for_nobody(loop) and Wait(0) not in rest[:1]:
+            rest = (Wait(0), *rest)  # the memory may be used for something else
         if self.slack and Wait(0, products=True) not in rest[:1]:
             rest = (Wait(0, products=True), *rest)
         if not grouped:
@@ -184,7 +197,10 @@ class Pipeline(Step):
     def _made(self, loop: Loop, own: list[Stmt], u: Dim, left: Dim) -> list[Stmt]:
         """The stage of iteration u, if there is one: if any are left."""
         turn = version_of(self.stage, D.mod(u, self.versions(loop)))
-        made = [self.marked(s) for s in substitute_all(own, {loop.var: u}, *turn)]
+        of = D.minimum(u, loop.extent - 1) if self._for_nobody(loop) else u
+        made = [self.marked(s) for s in substitute_all(own, {loop.var: of}, *turn)]
+        if self._for_nobody(loop):
+            return made
         there = D.minimum(1, D.maximum(left, 0))
         if isinstance(there, int):
             return made if there else []

@@ -72,7 +72,8 @@ class Roles(Step):
         self._known_to_all(n, (*path, loop), [s for x in own.values() for s in x])
         main = self._main(n, loop, path, own)
         end: list[Stmt] = [Wait(0, products=True)] if self.slack else []
-        around = any(q.kind in ("serial", "unroll") for q in path)
+        # Nobody waits for the last ones, but where more iterations come or other blocks arrive.
+        around = any(q.kind in ("serial", "unroll") or dict(q.pragmas).get("cluster") for q in path)
         end += [Release(0)] if self.slack and around else []
         made = (*map(Alloc, stages), main, *end)
         body = transform(n.body, lambda s: made if s is loop else (s,))
@@ -112,9 +113,12 @@ class Roles(Step):
         """The number of an iteration, counted from the beginning of the launch."""
         number, size = D.as_int(loop.var), loop.extent
         for q in reversed([q for q in path if q.kind in ("serial", "unroll")]):
-            what = f"how many iterations {self.loop} has differs in {q.name}"
-            self.need(q.var not in D.symbols(size), what)
-            number, size = number + size * D.as_int(q.var), size * q.extent
+            first, second = (D.substitute(size, {q.var: k}) for k in range(2))
+            # Of two rounds that differ, only the first comes before the other.
+            same = q.var not in D.symbols(size) or q.extent == 2
+            self.need(same, f"how many iterations {self.loop} has differs in {q.name}")
+            number += first * D.as_int(q.var)
+            size = first + second if q.extent == 2 else size * q.extent
         return number
 
     def _main(self, n: Nest, loop: Loop, path: Path, own: dict[str, list[Stmt]]) -> Loop:

@@ -26,11 +26,17 @@ MAX_ORDERS = 24
 WRITTEN_OUT = 4
 
 
-def equal(a: Value, b: Value, reading: str, written_out: int = 1) -> bool:
+def equal(
+    a: Value,
+    b: Value,
+    reading: str,
+    written_out: int = 1,
+    never_negative: frozenset[str] = frozenset(),
+) -> bool:
     """Are the values equal for all inputs and sizes? False: not proved."""
     if a.dtype is not b.dtype:
         return False
-    forms = Forms(reading, written_out)
+    forms = Forms(reading, written_out, never_negative)
     if forms.real and reals.domain(forms, a) != reals.domain(forms, b):
         return False
     return _vanishes(forms, minus(forms.terms(a), forms.terms(b)), a.dtype, MAX_CASES)
@@ -71,26 +77,40 @@ def _assuming(ts: Terms, c: Condition, holds: bool) -> Terms:
     return tuple(out)
 
 
-def nodes_equal(a: Node, b: Node, reading: str = "bits") -> bool:
+def nodes_equal(
+    a: Node, b: Node, reading: str = "bits", never_negative: frozenset[str] = frozenset()
+) -> bool:
     """Do two nodes over the same inputs have the same elements, for all sizes? How floats are read
-    is one of `form.READINGS`. False: not proved."""
+    is one of `form.READINGS`; elements of some inputs are known not to be negative. False: not
+    proved."""
     if a.type != b.type:
         return False
     at = [0 if D.known_eq(d, 1) else D.var(f"@{k}", d) for k, d in enumerate(a.shape)]
     elements = Elements()
     left, right = elements.at(a, at), elements.at(b, at)
-    if equal(left, right, reading):
+    if equal(left, right, reading, never_negative=never_negative):
         return True
     # Not as they are: with short sums written out, and with indices written as others.
     indices = [D.the_sym(i) for i in at if isinstance(i, Int)]
     return any(
-        all(equal(left.substitute(c), right.substitute(c), reading, WRITTEN_OUT) for c in cases)
-        for cases in (remainders(indices, left, right), *products(indices))
+        all(
+            equal(left.substitute(c), right.substitute(c), reading, WRITTEN_OUT, never_negative)
+            for c in cases
+        )
+        for cases in (short(indices), remainders(indices, left, right), *products(indices))
         if cases
     )
 
 
 Cases = list[dict[Sym, Dim]]  # each writes indices as others: together all their values
+
+
+def short(indices: Sequence[Sym]) -> Cases:
+    """Every value of the indices of axes of a few elements, such as a kernel's."""
+    few = {s: n for s in indices if isinstance(n := extent(s), int) and n <= WRITTEN_OUT}
+    if not few or prod(few.values()) > MAX_REMAINDERS:
+        return []
+    return [dict(zip(few, at, strict=True)) for at in product(*map(range, few.values()))]
 
 
 def remainders(indices: Sequence[Sym], *values: Value) -> Cases:

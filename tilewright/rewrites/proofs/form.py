@@ -43,10 +43,15 @@ from tilewright.ir.expr import (
 from tilewright.ir.scalar import SCALARS, applied
 from tilewright.ir.types import DType, b1, i64
 from tilewright.ir.value_text import dim_text
-from tilewright.rewrites.proofs import integers, reals
+from tilewright.rewrites.proofs import integers, reals, signs
 from tilewright.rewrites.proofs.element import fresh
 from tilewright.rewrites.proofs.ieee import Floats, sign_blind
-from tilewright.rewrites.proofs.logic import assumed, decided_by, is_connective
+from tilewright.rewrites.proofs.logic import (
+    assumed,
+    decided_by,
+    is_connective,
+    without_neutral,
+)
 from tilewright.rewrites.proofs.terms import (
     ONE,
     Condition,
@@ -76,11 +81,15 @@ Form = dict[str, Term]
 
 class Forms:
     """Normal forms under one reading of floats, cached. Sums over up to `written_out` elements,
-    where that is a number, are written out."""
+    where that is a number, are written out. What is known of the signs of inputs is used for real
+    numbers."""
 
-    def __init__(self, reading: str, written_out: int = 1) -> None:
+    def __init__(
+        self, reading: str, written_out: int = 1, never_negative: frozenset[str] = frozenset()
+    ) -> None:
         assert reading in READINGS
         self.written_out = written_out
+        self.never_negative = never_negative  # names of inputs
         self.real = reading == "reals"
         self.floats = Floats(numbers=reading == "numbers")
         # Of arguments where the sign of a zero makes a difference to more than that.
@@ -167,6 +176,9 @@ class Forms:
         if v.combine == "add" and self._is_ring(v.dtype):
             inside = self.terms(v.body)
             return tuple(Term(t.number, t.summed + v.axes, t.factors) for t in inside)
+        if self.real and v.dtype.is_float and v.combine in ("max", "min"):
+            if decided_by(v) is None and (found := signs.extreme(self, v)) is not None:
+                return found
         return self.opaque(v)
 
     # ---- truth values
@@ -336,6 +348,14 @@ class Forms:
                 return times((Term(t.number, t.summed, tuple(rest)),), square)
         if not self.real:
             return t
+        parts = [f for f in t.factors if isinstance(f, Fn) and signs.part_of(f) is not None]
+        for k, f in enumerate(parts):
+            if f in parts[:k]:
+                rest = list(t.factors)
+                rest.remove(f)
+                inside = signs.part_of(f)
+                assert inside is not None
+                return times((Term(t.number, t.summed, tuple(rest)),), self.terms(inside))
         one = reals.merged(t)
         if one is not t:
             last = one.factors[-1]
@@ -393,7 +413,12 @@ class Forms:
         reader = self if isinstance(v.combine, str) else self.exactly
         texts = []
         for heads, table in _orders(v.axes, f"ρ{depth}.", fixed):
-            texts.append(f"{name}<{heads}>{v.dtype}({reader.text(v.body.substitute(table))})")
+            body, where = v.body.substitute(table), ""
+            if self.real and isinstance(v.combine, str) and v.combine in LATTICE:
+                # Infinity is no real number: what is left out of a maximum is said apart.
+                body, chosen = without_neutral(body, identity(v.combine, v.dtype))
+                where = f" where {self.text(chosen)}"
+            texts.append(f"{name}<{heads}>{v.dtype}({reader.text(body)}{where})")
         return min(texts)
 
     def _dim(self, x: Dim) -> str:

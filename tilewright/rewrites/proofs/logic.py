@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tilewright.ir.dim import Sym
-from tilewright.ir.expr import Const, Fn, Reduce, Value, const, make_reduce, with_args
+from tilewright.ir.expr import Const, Fn, Reduce, Value, const, fn, make_reduce, select, with_args
 from tilewright.ir.scalar import applied
 from tilewright.ir.types import b1
 
@@ -83,3 +83,16 @@ def _decided(v: Value) -> Value:
         arrays = [np.array(a.value) for a in v.args if isinstance(a, Const)]
         return const(bool(applied(v.name, arrays, b1)), b1)
     return v
+
+
+def without_neutral(v: Value, neutral: Value) -> tuple[Value, Value]:
+    """A value that conditions choose to be `neutral` here and there: what it is elsewhere, and the
+    condition of that."""
+    if v is neutral:
+        return const(0, v.dtype), const(False, b1)
+    if not isinstance(v, Fn) or v.name != "select":
+        return v, const(True, b1)
+    c, yes, no = v.args
+    (a, where_a), (b, where_b) = without_neutral(yes, neutral), without_neutral(no, neutral)
+    either = fn("or", fn("and", c, where_a), fn("and", fn("not", c), where_b))
+    return select(c, a, b), either

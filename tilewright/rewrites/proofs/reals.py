@@ -17,6 +17,7 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir.expr import Const, Fn, Value, cast, const, fn, walk
 from tilewright.ir.scalar import SCALARS
 from tilewright.rewrites.facts import holds_exactly
+from tilewright.rewrites.proofs import signs
 from tilewright.rewrites.proofs.ieee import shortened
 from tilewright.rewrites.proofs.terms import (
     ONE,
@@ -62,6 +63,9 @@ def function(forms: Forms, v: Fn) -> Terms | None:
         return forms.terms(a[0].args[0])
     if v.name == "exp":
         return ONE if not forms.simplified(forms.terms(a[0]), v.dtype) else None
+    inside = signs.part_of(v)
+    if inside is not None:
+        return signs.positive_part(forms, inside)
     known = SCALARS.get(v.name)  # an item of a tuple is no scalar function
     parity = known.parity if known is not None else ""
     if parity:

@@ -2,7 +2,10 @@
 
 The driver assembles PTX too, where it is loaded: one module after the other, in the process that
 runs the program, again in every process. So this is done where the library is found, and left to
-the driver where it is not, or where the driver refuses what the library made.
+the driver where it is not, or where the driver refuses what the library made. It is left to the
+driver too where the library says that its code is slow: it makes code that can be linked with other
+code, in which threads keep the registers that they begin with (`setmaxnreg` is left out), while the
+driver makes a program of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from pathlib import Path
 
 _MAJORS = (13, 12)  # versions of the library, the newest first
 _PTX = 2  # the kind of input
+_SLOW = b"Potential Performance Loss"  # as the library says it, with the instructions left out
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,8 @@ def available() -> bool:
 
 
 def assembled(ptx: bytes, cpu: str) -> bytes:
-    """The machine code of a module for a GPU such as sm_90a; nothing where there is no library, or
-    where it does not know what is in the PTX."""
+    """The machine code of a module for a GPU such as sm_90a; nothing where there is no library,
+    where it does not know what is in the PTX, or where it does worse than the driver."""
     library = _library()
     if library is None:
         return b""
@@ -62,6 +66,7 @@ def assembled(ptx: bytes, cpu: str) -> bytes:
         if (
             library.call("AddData", handle, ctypes.c_int(_PTX), ptx, given, b"kernel")
             or library.call("Complete", handle)
+            or _SLOW in _said(library, handle)
             or library.call("GetLinkedCubinSize", handle, ctypes.byref(size))
         ):
             return b""
@@ -69,3 +74,12 @@ def assembled(ptx: bytes, cpu: str) -> bytes:
         return b"" if library.call("GetLinkedCubin", handle, code) else code.raw
     finally:
         library.call("Destroy", ctypes.byref(handle))
+
+
+def _said(library: _Library, handle: ctypes.c_void_p) -> bytes:
+    """What the library noticed of code that it made."""
+    size = ctypes.c_size_t()
+    if library.call("GetInfoLogSize", handle, ctypes.byref(size)) or not size.value:
+        return b""
+    text = ctypes.create_string_buffer(size.value)
+    return b"" if library.call("GetInfoLog", handle, text) else text.value

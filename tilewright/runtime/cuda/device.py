@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -61,6 +62,14 @@ class Device:
     def leave(self, before: int) -> None:
         if before and before != self.context:
             self.driver.call("cuCtxSetCurrent", before)
+
+    def within(self, call: Callable[[int], None], stream: int) -> None:
+        """A call while this device is the calling thread's."""
+        before = self.enter()
+        try:
+            call(stream)
+        finally:
+            self.leave(before)
 
     def numbers(self) -> dict[str, int]:
         """What a target's grid says of a machine (ir/target.py)."""

@@ -27,11 +27,14 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Stream:
-    """Block number t of a launch reads `size` bytes at `stride` * t of an argument."""
+    """Block number t of a launch reads `size` bytes at `start` + `stride` * (t // `every`) of an
+    argument."""
 
     argument: str
     stride: int
     size: int
+    start: int = 0
+    every: int = 1
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class Planned:
     uses: tuple[Use, ...] | None = None
     streams: tuple[Stream, ...] = ()
     arguments: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()  # arguments that are read before anything of earlier launches
 
     def values(self, addresses: Sequence[int]) -> list[int]:
         return [
@@ -206,6 +207,7 @@ class Planner:
                     tuple(uses) if known else None,
                     streams[k] if streams else (),
                     x.arguments,
+                    x.early,
                 )
             )
         return made, room

@@ -22,6 +22,7 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.types import TensorType
 from tilewright.llvm.objects import cached_ptx
+from tilewright.runtime.cuda import replay
 from tilewright.runtime.cuda.image import EntryImage, KernelImage, from_bytes
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.memory import HostWords, Memory
@@ -37,7 +38,7 @@ from tilewright.runtime.cuda.plan import (
     Planner,
 )
 from tilewright.runtime.cuda.replay import Called, Launched, Replay, no_libraries
-from tilewright.runtime.cuda.tasks import TaskReplay, Tasks
+from tilewright.runtime.cuda.tasks import TaskReplay, Tasks, early_launches
 from tilewright.runtime.program import Details, Program
 from tilewright.runtime.program_data import ProgramData
 from tilewright.runtime.shared import Derived, Weight
@@ -136,7 +137,7 @@ class _Room:
                         shape.graphs.insert(0, shape.graphs.pop(k))
                     if dims:
                         self.shapes.move_to_end(dims)
-                    g.replay(stream)
+                    g.replay.alone(stream)
                     return True
         return False
 
@@ -267,25 +268,25 @@ class CudaProgram(Program):
         machine = self.machine
         if self._watched and (found := self._said()) is not None:
             return found
-        before = machine.device.enter()
-        try:
-            stream = machine.stream()
-            varying = (*others, *outputs)
-            sizes = tuple(dims)
-            capturing = machine.capturing()
-            room = self._rooms.get(stream)
-            if room is not None and not capturing and room.replayed(sizes, bound, varying, stream):
-                pass  # most calls
-            elif not bound.aligned or any(a % VECTOR for a in varying):
-                self._realigned(bound, others, outputs, sizes, stream)
-            else:
-                self._run(bound, others, outputs, sizes, stream)
-            if machine.blocking and not capturing:
-                machine.device.driver.call("cuStreamSynchronize", stream)
-                return self._said() if self._watched else None
-        finally:
-            machine.device.leave(before)
+        stream, varying, sizes = machine.stream(), (*others, *outputs), tuple(dims)
+        capturing = machine.capturing()
+        room = self._rooms.get(stream)
+        if room is None or capturing or not room.replayed(sizes, bound, varying, stream):
+            before = machine.device.enter()
+            try:
+                if not bound.aligned or any(a % VECTOR for a in varying):
+                    self._realigned(bound, others, outputs, sizes, stream)
+                else:
+                    self._run(bound, others, outputs, sizes, stream)
+            finally:
+                machine.device.leave(before)
+        if machine.blocking and not capturing:
+            machine.device.within(self._wait, stream)
+            return self._said() if self._watched else None
         return None
+
+    def _wait(self, stream: int) -> None:
+        self.machine.device.driver.call("cuStreamSynchronize", stream)
 
     def _run(
         self,
@@ -354,15 +355,17 @@ class CudaProgram(Program):
             else (p.call, p.values(addresses))
             for p in straight
         ]
+        early = early_launches(straight, addresses) if replay.OVERLAP else ()
         libraries = self.machine.libraries
         if libraries is None:
-            return Replay(self.machine.device, launches)
+            return Replay(self.machine.device, launches, early=early)
         if room.libraries is None and any(isinstance(p, PlannedCall) for p in straight):
             room.libraries = libraries.room()
         return Replay(
             self.machine.device,
             launches,
             lambda call, values: libraries.recorded(call, values, room.libraries),
+            early,
         )
 
     def _new_room(self, stream: int) -> _Room:

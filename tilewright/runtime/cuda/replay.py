@@ -11,6 +11,12 @@ from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import CudaError
 from tilewright.runtime.cuda.machine import GivenCall, Recorded
 from tilewright.runtime.cuda.module import Launcher
+from tilewright.runtime.cuda.quick import quick_replay
+
+# Do kernels that can (kernel/early.py) begin before the one before them ends?
+OVERLAP: bool = False
+# Of an edge of a graph: after the kernel before lets others begin, and not when it ends.
+_LETS_BEGIN = (ctypes.c_ubyte * 8)(1, 0, 1)
 
 
 class Params(ctypes.Structure):
@@ -91,7 +97,9 @@ class Replay:
         device: Device,
         launches: Sequence[Launched | Called],
         record: Record = no_libraries,
+        early: Sequence[bool] = (),
     ) -> None:
+        """Of each launch: does the kernel wait itself for what it needs of others?"""
         self.device, self._record = device, record
         # Libraries first: what they record may fail, and may enqueue work of its own.
         self._nodes = [_node(x, record) for x in launches]
@@ -100,21 +108,26 @@ class Replay:
         call("cuGraphCreate", ctypes.byref(graph), 0)
         try:
             before: ctypes.c_void_p | None = None
-            for node in self._nodes:
+            kernel = False  # is the one before a kernel?
+            for k, node in enumerate(self._nodes):
                 if node is None:
                     continue
                 made = ctypes.c_void_p()
-                needs = ctypes.byref(before) if before is not None else None
-                count = 0 if before is None else 1
                 place = ctypes.byref(made)
+                begins = kernel and any(early[k : k + 1])
+                needs = ctypes.byref(before) if before is not None and not begins else None
+                count = 0 if needs is None else 1
                 if isinstance(node, _Called):
                     below, where = node.recorded.graph, node.call.function
                     call("cuGraphAddChildGraphNode", place, graph, needs, count, below, where=where)
                 else:
                     what, where = node.address, node.launcher.function.name
                     call("cuGraphAddKernelNode_v2", place, graph, needs, count, what, where=where)
+                if begins and before is not None:
+                    ends = ctypes.byref(before), place, ctypes.byref(_LETS_BEGIN)
+                    call("cuGraphAddDependencies_v2", graph, *ends, 1, where=where)
                 node.handle = made.value or 0
-                before = made
+                before, kernel = made, isinstance(node, _Node)
             ready = ctypes.c_void_p()
             call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, 0)
         except BaseException:
@@ -125,6 +138,7 @@ class Replay:
         self._set = device.driver.function("cuGraphExecKernelNodeSetParams_v2")
         self._set_call = device.driver.function("cuGraphExecChildGraphNodeSetParams")
         self._launch = device.driver.function("cuGraphLaunch")
+        self._quick = quick_replay(device, self.handle)
         weakref.finalize(self, _destroy, device, self.handle, graph.value or 0)
 
     def replace(self, launch: int, values: Sequence[tuple[int, int]]) -> bool:
@@ -147,7 +161,16 @@ class Replay:
 
     def __call__(self, stream: int) -> None:
         """Enqueues all of it. The device is the calling thread's."""
-        code = self._launch(self.handle, stream)
+        self._checked(self._launch(self.handle, stream))
+
+    def alone(self, stream: int) -> None:
+        """The same, whatever the thread's device is."""
+        if self._quick is None:
+            self.device.within(self, stream)
+        else:
+            self._checked(self._quick(stream))
+
+    def _checked(self, code: int) -> None:
         if code:
             raise self.device.driver.error("cuGraphLaunch", code)
 

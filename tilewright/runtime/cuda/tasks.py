@@ -15,7 +15,7 @@ from tilewright.kernel.tasks import ARENA, Ahead, Phase, TaskGraph, Use, check, 
 from tilewright.llvm import tasks as layout
 from tilewright.llvm.tasks import ENTRY, Kind
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.image import KernelImage, Steps, TasksImage, Work
+from tilewright.runtime.cuda.image import KernelImage, Steps, Stream, TasksImage, Work
 from tilewright.runtime.cuda.memory import Memory
 from tilewright.runtime.cuda.module import Facts, Module
 from tilewright.runtime.cuda.plan import Described, Planned, PlannedCall, Planner
@@ -43,7 +43,9 @@ def phases_of(
             u if u.space == ARENA else Use(names.get(u.space, u.space), writes=u.writes)
             for u in p.uses
         )
-        made.append(Phase(p.kind, p.blocks, threads[p.kind], tuple(uses)))
+        spaces = (u.space for a, u in zip(p.arguments, p.uses, strict=False) if a in p.early)
+        early = dict.fromkeys(names.get(x, x) for x in spaces)
+        made.append(Phase(p.kind, p.blocks, threads[p.kind], tuple(uses), early=tuple(early)))
     return made
 
 
@@ -66,43 +68,72 @@ def same_memory(launches: Sequence[Planned], values: Sequence[Sequence[int]]) ->
     return found
 
 
+def early_launches(
+    launches: Sequence[Planned | PlannedCall], addresses: Sequence[int]
+) -> list[bool]:
+    """Which of the first launches may begin before those before them end: what they read before
+    they wait is written by none of these."""
+    known: list[Planned] = []
+    for p in launches:
+        if not isinstance(p, Planned) or p.uses is None:
+            break  # it may write anything
+        known.append(p)
+    names = same_memory(known, [p.values(addresses) for p in known])
+    written: set[str] = {ARENA}
+    out: list[bool] = []
+    for p in known:
+        uses = [(names.get(u.space, u.space), u) for u in p.uses or ()]
+        early = {x for a, (x, _) in zip(p.arguments, uses, strict=False) if a in p.early}
+        out.append(bool(early) and not early & written)
+        written |= {x for x, u in uses if u.writes}
+    return out
+
+
 @dataclass(frozen=True)
 class _Piece:
     """What one task of a block reads of an argument: task number `turn` of the block in a phase."""
 
     phase: int
     argument: int
-    stride: int
+    stream: Stream
     size: int
     turn: int
+    share: int  # bytes, of all blocks on average
 
 
 def with_ahead(g: TaskGraph, launches: Sequence[Planned]) -> TaskGraph:
-    """The graph whose blocks, at every wait, fetch some of what their next tasks stream through, if
-    nothing writes that: in the order of use, and not so far ahead that the cache overflows."""
+    """The graph whose blocks, at every wait, fetch what all tasks of the phase read, and some of
+    what their next tasks stream through, if nothing writes that: in the order of use, and not so
+    far ahead that the cache overflows."""
     pieces = list(_pieces(g, launches))
+    small = [x for x in pieces if not x.stream.stride]
+    pieces = [x for x in pieces if x.stream.stride] if AHEAD_BYTES else []
     phases, sent, used = list(g.phases), 0, 0  # of the pieces
     for k, p in enumerate(g.phases):
-        while used < len(pieces) and pieces[used].phase < k:
+        # What a phase that begins early reads is on its way already.
+        while used < len(pieces) and pieces[used].phase < k + bool(p.early):
             used += 1
         sent = max(sent, used)
-        begin, room = sent, AHEAD_BYTES
-        window = AHEAD_MOST - sum(x.size for x in pieces[used:sent])
-        entries: dict[tuple[int, int], list[_Piece]] = {}
-        while sent < len(pieces) and pieces[sent].size <= min(room, window):
+        room = AHEAD_BYTES
+        window = AHEAD_MOST - sum(x.share for x in pieces[used:sent])
+        own = [x for x in small if x.phase == k][: layout.MOST_AHEAD]
+        entries: dict[tuple[int, int], list[_Piece]] = {(k, x.argument): [x] for x in own}
+        while sent < len(pieces) and pieces[sent].share <= min(room, window):
             x = pieces[sent]
             key = x.phase, x.argument
             if key not in entries and len(entries) == layout.MOST_AHEAD:
                 break
             entries.setdefault(key, []).append(x)
-            room, window, sent = room - x.size, window - x.size, sent + 1
-        made = (
-            Ahead(x[0].phase, x[0].argument, x[0].stride, x[0].size, x[0].turn, x[-1].turn + 1)
-            for x in entries.values()
-        )
-        if sent > begin:
-            phases[k] = replace(p, ahead=tuple(made))
+            room, window, sent = room - x.share, window - x.share, sent + 1
+        if entries:
+            phases[k] = replace(p, ahead=tuple(map(_ahead, entries.values())))
     return replace(g, phases=tuple(phases))
+
+
+def _ahead(pieces: Sequence[_Piece]) -> Ahead:
+    first, last, s = pieces[0], pieces[-1], pieces[0].stream
+    turns = first.turn, last.turn + 1
+    return Ahead(first.phase, first.argument, s.stride, first.size, *turns, s.start, s.every)
 
 
 def _pieces(g: TaskGraph, launches: Sequence[Planned]) -> Iterator[_Piece]:
@@ -112,9 +143,13 @@ def _pieces(g: TaskGraph, launches: Sequence[Planned]) -> Iterator[_Piece]:
         spaces = [u.space for u in launch.uses or ()]
         found = [(launch.arguments.index(s.argument), s) for s in launch.streams]
         found = [(a, s) for a, s in found if s.size >= AHEAD_LEAST and spaces[a] not in written]
+        yield from (_Piece(k, a, s, s.size, 0, s.size) for a, s in found if not s.stride)
+        found = [(a, s) for a, s in found if s.stride][: layout.MOST_AHEAD - 1]
         for turn in range(-(-p.tasks // g.blocks)):
-            for a, s in found[: layout.MOST_AHEAD]:
-                yield _Piece(k, a, s.stride, min(s.size, max(AHEAD_BYTES, 1)), turn)
+            tasks = min(p.tasks - turn * g.blocks, g.blocks)
+            for a, s in found:
+                size = min(s.size, AHEAD_BYTES // len(found))
+                yield _Piece(k, a, s, size, turn, size * tasks // (g.blocks * s.every))
 
 
 def graph_of(
@@ -147,8 +182,8 @@ class Table:
     ) -> None:
         numbers = {k.symbol: n for n, k in enumerate(image.kinds)}
         self.words = np.zeros((len(g.phases), image.words), np.int64)
-        # By phase and position: where else a value stands.
-        self._again: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        # By phase and position: where else a value stands, and what is added to it there.
+        self._again: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         for k, p in enumerate(g.phases):
             if len(p.waits) > layout.MOST_WAITS:
                 most = layout.MOST_WAITS
@@ -160,23 +195,24 @@ class Table:
             row[layout.ALONG_X], row[layout.ALONG_Y] = p.blocks[0], p.blocks[1]
             row[layout.FIRST] = g.firsts[k]
             row[layout.COUNTER] = layout.counter_place(p.counter) if p.counter >= 0 else -1
-            row[layout.WAITS] = len(p.waits)
+            row[layout.WAITS], row[layout.EARLY] = len(p.waits), bool(p.early)
             for n, w in enumerate(p.waits):
                 at = layout.WAIT + 2 * n
                 row[at : at + 2] = layout.counter_place(w.counter), w.count
             for n, a in enumerate(p.ahead):
                 at = layout.AHEAD + n * layout.AHEAD_WORDS
-                self._again.setdefault((a.phase, a.argument), []).append((k, at))
+                self._again.setdefault((a.phase, a.argument), []).append((k, at, a.start))
                 of = g.phases[a.phase].tasks, g.firsts[a.phase]
-                row[at + 1 : at + layout.AHEAD_WORDS] = a.stride, a.size, *of, a.first, a.last
+                own = a.stride, a.size, *of, a.first, a.last, a.every
+                row[at + 1 : at + layout.AHEAD_WORDS] = own
         for k, own in enumerate(values):
             for position, value in enumerate(own):
                 self.put(k, position, value)
 
     def put(self, phase: int, position: int, value: int) -> None:
         self.words[phase, layout.VALUES + position] = value
-        for place in self._again.get((phase, position), ()):
-            self.words[place] = value
+        for *place, more in self._again.get((phase, position), ()):
+            self.words[*place] = value + more
 
 
 class TaskReplay:
@@ -222,6 +258,10 @@ class TaskReplay:
         for k in self._rest:
             p = self._all[k]
             p.launcher.again(self._values[k], p.blocks, stream)
+
+    def alone(self, stream: int) -> None:
+        """The same, whatever the thread's device is."""
+        self.tasks.device.within(self, stream)
 
     def _renew(self, stream: int) -> None:
         """The table as it is now, once earlier calls on the stream have ended. Where other memory

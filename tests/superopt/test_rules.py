@@ -1,0 +1,116 @@
+"""From equalities to a few general ones: what follows from others, and what need not be equal."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tilewright.base.errors import Unsupported
+from tilewright.rewrites.proofs.equality import nodes_equal
+from tilewright.superopt.blocks import Sizes
+from tilewright.superopt.derive import basis, derivable
+from tilewright.superopt.enumerate import enumerated
+from tilewright.superopt.generalise import generalised
+from tilewright.superopt.terms import Equality, Leaf, Term, Tree, equalities, kind_of, leaves
+from tilewright.superopt.vocabulary import Instance, Vocabulary
+
+X, W = ("m", "k"), ("k", "k")
+w1, w2, w3 = (Leaf(f"w{k}", W) for k in (1, 2, 3))
+LEAVES = (("x1", X), ("x2", X), ("w1", W), ("w2", W))
+
+
+def apply(name: str, *operands: Tree, **attributes: object) -> Term:
+    return Term(Instance(name, tuple(attributes.items())), operands)
+
+
+def matmul(a: Tree, b: Tree) -> Term:
+    return apply("matmul", a, b)
+
+
+def add(a: Tree, b: Tree) -> Term:
+    return apply("add", a, b)
+
+
+def proved(e: Equality) -> bool:
+    return nodes_equal(*e.nodes(Sizes.symbolic(e.symbols)), "reals")
+
+
+def kinds(e: Equality) -> dict[str, object]:
+    return {x.name: x.kind for side in (e.left, e.right) for x in leaves(side)}
+
+
+ASSOCIATIVE = Equality(matmul(matmul(w1, w2), w3), matmul(w1, matmul(w2, w3)))
+DISTRIBUTIVE = Equality(add(matmul(w1, w2), matmul(w1, w3)), matmul(w1, add(w2, w3)))
+
+
+def test_what_follows_and_what_does_not() -> None:
+    deep = Equality(matmul(matmul(matmul(w1, w2), w3), w1), matmul(w1, matmul(w2, matmul(w3, w1))))
+    swapped = Equality(matmul(w1, w2), matmul(w2, w1))
+    sums = Equality(add(w1, w2), add(w2, w1))  # of commutative operators nothing need be known
+    assert derivable([deep, swapped, sums], [ASSOCIATIVE], 3) == [True, False, True]
+    assert derivable([deep], [DISTRIBUTIVE], 3) == [False]
+
+
+def test_a_basis_has_the_general_ones_only() -> None:
+    twice = Equality(add(matmul(w1, w2), matmul(w1, w2)), matmul(w1, add(w2, w2)))
+    kept = basis([twice, DISTRIBUTIVE, ASSOCIATIVE])
+    assert set(kept) == {DISTRIBUTIVE, ASSOCIATIVE}
+
+
+def test_leaves_and_sizes_become_free() -> None:
+    twice = Equality(add(matmul(w1, w2), matmul(w1, w2)), matmul(w1, add(w2, w2)))
+    found = generalised(twice, proved)
+    assert str(found) == "add(matmul(w1, w2), matmul(w1, w3)) = matmul(w1, add(w2, w3))"
+    a, b = found.left.operands[0].operands  # type: ignore[union-attr]
+    assert isinstance(a, Leaf) and isinstance(b, Leaf)
+    assert a.kind[1] == b.kind[0] and len({*a.kind, *b.kind}) == 3
+    assert kinds(found)["w2"] == kinds(found)["w3"] and proved(found)
+
+
+def test_sizes_of_parts_become_free() -> None:
+    def joined(a: Tree, b: Tree, axis: int) -> Term:
+        return apply("concat", a, b, axis=axis)
+
+    merged = Equality(joined(matmul(w1, w2), matmul(w1, w3), 1), matmul(w1, joined(w2, w3, 1)))
+    found = kinds(generalised(merged, proved))
+    assert len({x for kind in found.values() for x in kind}) == 4  # type: ignore[attr-defined]
+    grid = Equality(
+        joined(joined(w1, w2, 1), joined(w3, w1, 1), 0),
+        joined(joined(w1, w3, 0), joined(w2, w1, 0), 1),
+    )
+    free = generalised(grid, proved)
+    assert len(kinds(free)) == 4 and proved(free)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Equality(matmul(w1, w2), matmul(w2, w1)),
+        Equality(apply("relu", add(w1, w2)), add(apply("relu", w1), apply("relu", w2))),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_not_made_general(wrong: Equality) -> None:
+    assert not proved(wrong) and not proved(generalised(wrong, proved))
+
+
+def test_what_does_not_fit_has_no_kind() -> None:
+    x = Leaf("x1", X)
+    assert kind_of(matmul(x, w1)) == X
+    assert kind_of(matmul(w1, x)) is None and kind_of(add(x, w1)) is None
+
+
+def test_from_end_to_end() -> None:
+    """All equalities of up to two operators follow from a few general ones."""
+    v = Vocabulary("few", ("matmul", "add", "permute", "concat"), LEAVES, {"m": 2, "k": 3})
+    true = [e for e in equalities(enumerated(v, 2)) if proved(e)]
+    few = basis(list(dict.fromkeys(generalised(e, proved) for e in basis(true))))
+    assert all(map(proved, few)) and len(few) < len(true) / 3
+    assert all(derivable(true, few, 3))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "egglog", None)
+    with pytest.raises(Unsupported, match="needs egglog"):
+        derivable([ASSOCIATIVE], [], 1)

@@ -1,0 +1,1 @@
+"""Rewrites nobody wrote: programs enumerated by their values, equalities among them proved."""

@@ -1,0 +1,102 @@
+"""Sizes of axes as blocks, so that only axes of one meaning are equal.
+
+A block is a number, a name that stands for any size, or two blocks one after the other, as `concat`
+makes them. An axis of blocks ("m", "k") can be cut where they meet, and is another axis than one of
+("k", "m"), although both have m + k elements.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.positions import static
+from tilewright.ir.types import DType, TensorType
+
+Block = int | str | tuple[Any, Any]
+Kind = tuple[Block, ...]  # of a tensor: a block for each axis
+
+
+class Sizes:
+    """What named blocks are: numbers to compute with, or symbols to prove with."""
+
+    def __init__(self, named: Mapping[str, Dim]) -> None:
+        self.named = named
+
+    def of(self, block: Block) -> Dim:
+        if isinstance(block, int):
+            return block
+        if isinstance(block, str):
+            return self.named[block]
+        return self.of(block[0]) + self.of(block[1])
+
+    def type(self, kind: Kind, dtype: DType) -> TensorType:
+        return TensorType(dtype, tuple(map(self.of, kind)))
+
+    def shape(self, kind: Kind) -> tuple[int, ...]:
+        """Of a kind whose blocks are all numbers."""
+        return static([self.of(b) for b in kind])
+
+    @staticmethod
+    def symbolic(names: Sequence[str]) -> Sizes:
+        return Sizes({name: D.sym(name, 1) for name in names})
+
+
+class Marks(Sizes):
+    """A large random number for every block, from which a type rule's results are read back."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__({})
+        self.rng = random.Random(seed)
+        self.marks: dict[Block, int] = {}
+        self.blocks: dict[int, Block] = {}
+
+    def of(self, block: Block) -> Dim:
+        if isinstance(block, int):
+            return block
+        found = self.marks.get(block)
+        if found is None:
+            # Larger than those of its parts, so that a part ends before the whole does.
+            bits = 32 + 4 * _depth(block)
+            found = self.rng.randrange(1 << bits, 2 << bits)
+            self.marks[block], self.blocks[found] = found, block
+        return found
+
+    def joined(self, a: Block, b: Block) -> None:
+        """From now on a size that is the sum of theirs is a, then b."""
+        total = self.of(a) + self.of(b)
+        assert isinstance(total, int)
+        self.blocks[total] = (a, b)
+
+    def kind(self, t: TensorType) -> Kind | None:
+        """The blocks of a result; None where an axis is none of them."""
+        out: list[Block] = []
+        for d in t.shape:
+            if not isinstance(d, int):
+                raise Invalid(f"{t!r} is not a type of marked blocks")
+            found = d if d < 1 << 16 else self.blocks.get(d)
+            if found is None:
+                return None
+            out.append(found)
+        return tuple(out)
+
+
+def _depth(block: Block) -> int:
+    return 1 + max(map(_depth, block)) if isinstance(block, tuple) else 0
+
+
+def names(block: Block) -> set[str]:
+    """The names in a block."""
+    if isinstance(block, tuple):
+        return names(block[0]) | names(block[1])
+    return {block} if isinstance(block, str) else set()
+
+
+def block_text(block: Block) -> str:
+    return (
+        f"{block_text(block[0])}+{block_text(block[1])}" if isinstance(block, tuple) else str(block)
+    )

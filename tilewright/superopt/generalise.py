@@ -1,0 +1,152 @@
+"""Equalities made general: leaves that need not be one tensor, sizes that need not be equal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import permutations
+
+from tilewright.superopt.blocks import Block, Kind
+from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of, leaves, renamed
+
+# Orders of the occurrences of one leaf that are tried.
+MOST_OCCURRENCES = 4
+
+Proved = Callable[[Equality], bool]
+
+
+def generalised(e: Equality, proved: Proved) -> Equality:
+    """The most general equality of this form that is proved."""
+    return with_free_sizes(with_free_leaves(e, proved), proved).canonical()
+
+
+def with_free_leaves(e: Equality, proved: Proved) -> Equality:
+    """A leaf that both sides use equally often is as many leaves as that."""
+    changed = True
+    while changed:
+        changed = False
+        for leaf in dict.fromkeys(leaves(e.left)):
+            for other in _apart(e, leaf):
+                if proved(other):
+                    e, changed = other, True
+                    break
+            if changed:
+                break
+    return e
+
+
+def _apart(e: Equality, leaf: Leaf) -> Iterator[Equality]:
+    left, right = (Counter(leaves(side))[leaf] for side in (e.left, e.right))
+    if left != right or not 2 <= left <= MOST_OCCURRENCES:
+        return
+    taken = {x.name for side in (e.left, e.right) for x in leaves(side)}
+    letter = leaf.name.rstrip("0123456789")
+    free = (f"{letter}{k}" for k in range(1, 100) if f"{letter}{k}" not in taken)
+    new = [leaf, *(Leaf(next(free), leaf.kind) for _ in range(left - 1))]
+    for order in permutations(new):
+        yield Equality(_each(e.left, leaf, iter(new)), _each(e.right, leaf, iter(order)))
+
+
+def _each(t: Tree, leaf: Leaf, new: Iterator[Leaf]) -> Tree:
+    """Occurrences of a leaf, each as the next new one."""
+    if isinstance(t, Leaf):
+        return next(new) if t == leaf else t
+    return Term(t.instance, tuple(_each(x, leaf, new) for x in t.operands))
+
+
+def with_free_sizes(e: Equality, proved: Proved) -> Equality:
+    """Every named axis of a leaf has a size of its own, but for what operators require."""
+    free: dict[Leaf, Tree] = {}
+    count = 0
+    for x in dict.fromkeys((*leaves(e.left), *leaves(e.right))):
+        kind: list[Block] = []
+        for block in x.kind:
+            if isinstance(block, str):
+                block, count = f"n{count}", count + 1
+            kind.append(block)
+        free[x] = Leaf(x.name, tuple(kind))
+    start = Equality(renamed(e.left, free), renamed(e.right, free))
+    for found in _fitting(start):
+        if proved(found):
+            return found
+    return e
+
+
+def _fitting(e: Equality) -> Iterator[Equality]:
+    """The equality with sizes made equal until every operator takes its operands."""
+    misfit = _misfit(e.left) or _misfit(e.right)
+    if misfit is None:
+        left, right = kind_of(e.left), kind_of(e.right)
+        if left == right:
+            yield e
+        elif left is not None and right is not None and len(left) == len(right):
+            new = _joined(e, list(zip(left, right, strict=True)))
+            if new is not None:
+                yield from _fitting(Equality(renamed(e.left, new), renamed(e.right, new)))
+        return
+    kinds = [k for x in misfit.operands if (k := kind_of(x)) is not None]
+    for pairs in _alignments(*kinds) if len(kinds) == 2 else ():
+        new = _joined(e, pairs)
+        if new is not None and kind_of(renamed(misfit, new)) is not None:
+            yield from _fitting(Equality(renamed(e.left, new), renamed(e.right, new)))
+
+
+def _alignments(a: Kind, b: Kind) -> Iterator[list[tuple[Block, Block]]]:
+    """Axes of two operands that an operator may need to be equal: all of them, all but one, or the
+    last of one and the one before it of the other."""
+    if len(a) >= 2 and len(b) >= 2:
+        yield [(a[-1], b[-2])]
+    if len(a) == len(b):
+        if len(a) >= 2:
+            yield [(a[1], b[1])]
+        for k in range(len(a)):
+            yield [p for j, p in enumerate(zip(a, b, strict=True)) if j != k]
+    short = min(len(a), len(b))
+    if short:
+        yield list(zip(a[len(a) - short :], b[len(b) - short :], strict=True))
+
+
+def _joined(e: Equality, pairs: list[tuple[Block, Block]]) -> dict[Leaf, Tree] | None:
+    """The leaves with the blocks of every pair made equal; None where nothing changes."""
+    table = _united(pairs)
+    if not table:
+        return None
+    return {
+        x: Leaf(x.name, tuple(_renamed(b, table) for b in x.kind))
+        for side in (e.left, e.right)
+        for x in leaves(side)
+    }
+
+
+def _united(pairs: list[tuple[Block, Block]]) -> dict[str, Block] | None:
+    """Names to replace so that the blocks of every pair are equal; None where they cannot be."""
+    table: dict[str, Block] = {}
+    stack = list(pairs)
+    while stack:
+        a, b = (_renamed(x, table) for x in stack.pop())
+        if a == b:
+            continue
+        if isinstance(a, tuple) and isinstance(b, tuple):
+            stack += [(a[0], b[0]), (a[1], b[1])]
+        elif isinstance(a, str) and isinstance(b, str):
+            table = {k: _renamed(v, {b: a}) for k, v in table.items()} | {b: a}
+        else:
+            return None
+    return table
+
+
+def _renamed(block: Block, table: dict[str, Block]) -> Block:
+    if isinstance(block, tuple):
+        return _renamed(block[0], table), _renamed(block[1], table)
+    return table.get(block, block) if isinstance(block, str) else block
+
+
+def _misfit(t: Tree) -> Term | None:
+    """The first operator whose operands do not fit."""
+    if isinstance(t, Leaf):
+        return None
+    for x in t.operands:
+        found = _misfit(x)
+        if found is not None:
+            return found
+    return t if kind_of(t) is None else None

@@ -1,0 +1,165 @@
+"""Programs as trees of operators over leaves, apart from the space they were found in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright.ir.node import Node, input, item, node
+from tilewright.ir.types import DType, TupleType, f32
+from tilewright.superopt.blocks import Kind, Marks, Sizes, names
+from tilewright.superopt.enumerate import Space
+from tilewright.superopt.vocabulary import Instance
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Any tensor of a kind."""
+
+    name: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Term:
+    """An operator on terms."""
+
+    instance: Instance
+    operands: tuple[Tree, ...]
+
+    @cached_property
+    def text(self) -> str:
+        return f"{self.instance}({', '.join(map(str, self.operands))})"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Tree = Leaf | Term
+
+
+def leaves(t: Tree) -> Iterator[Leaf]:
+    """Every leaf, as often as it is used, from left to right."""
+    if isinstance(t, Leaf):
+        yield t
+    else:
+        for x in t.operands:
+            yield from leaves(x)
+
+
+def operators(t: Tree, seen: set[Tree] | None = None) -> int:
+    """How many there are, a shared part counted once."""
+    seen = set() if seen is None else seen
+    if isinstance(t, Leaf) or t in seen:
+        return 0
+    seen.add(t)
+    return 1 + sum(operators(x, seen) for x in t.operands)
+
+
+def occurrences(t: Tree) -> int:
+    """How many operators there are, a shared part counted as often as it is used."""
+    return 0 if isinstance(t, Leaf) else 1 + sum(map(occurrences, t.operands))
+
+
+def renamed(t: Tree, table: dict[Leaf, Tree]) -> Tree:
+    if isinstance(t, Leaf):
+        return table.get(t, t)
+    return Term(t.instance, tuple(renamed(x, table) for x in t.operands))
+
+
+def ordered(t: Tree) -> Tree:
+    """Operands of commutative operators in the order of their texts."""
+    if isinstance(t, Leaf):
+        return t
+    operands = tuple(map(ordered, t.operands))
+    return Term(
+        t.instance, tuple(sorted(operands, key=str)) if t.instance.commutative else operands
+    )
+
+
+def kind_of(t: Tree) -> Kind | None:
+    """The kind of a term; None where its operators' operands do not fit."""
+    if isinstance(t, Leaf):
+        return t.kind
+    kinds = [kind_of(x) for x in t.operands]
+    known = [k for k in kinds if k is not None]
+    return t.instance.kind(_MARKS, known) if len(known) == len(kinds) else None
+
+
+_MARKS = Marks()
+
+
+def as_node(t: Tree, sizes: Sizes, dtype: DType = f32) -> Node:
+    if isinstance(t, Leaf):
+        return input(t.name, sizes.type(t.kind, dtype))
+    kinds = [k for x in t.operands if (k := kind_of(x)) is not None]
+    made = node(t.instance.op(sizes, kinds), *(as_node(x, sizes, dtype) for x in t.operands))
+    return item(made, 0) if isinstance(made.type, TupleType) else made
+
+
+@dataclass(frozen=True)
+class Equality:
+    """Two programs of one value: of the larger one it is the left side."""
+
+    left: Tree
+    right: Tree
+
+    def __str__(self) -> str:
+        return f"{self.left} = {self.right}"
+
+    @cached_property
+    def symbols(self) -> list[str]:
+        """Names of sizes."""
+        found = (x for side in (self.left, self.right) for x in leaves(side))
+        return sorted({n for x in found for b in x.kind for n in names(b)})
+
+    def nodes(self, sizes: Sizes, dtype: DType = f32) -> tuple[Node, Node]:
+        return as_node(self.left, sizes, dtype), as_node(self.right, sizes, dtype)
+
+    def canonical(self) -> Equality:
+        """The same with leaves named by their order, the smaller text of both directions."""
+        found = (_named(*sides) for sides in ((self.left, self.right), (self.right, self.left)))
+        return min(found, key=lambda e: (-operators(e.left), operators(e.right), str(e)))
+
+
+def _named(left: Tree, right: Tree) -> Equality:
+    table: dict[Leaf, Tree] = {}
+    counts: dict[str, int] = {}
+    for side in (left, right):
+        for x in leaves(side):
+            if x not in table:
+                letter = x.name.rstrip("0123456789")
+                counts[letter] = counts.get(letter, 0) + 1
+                table[x] = Leaf(f"{letter}{counts[letter]}", x.kind)
+    return Equality(ordered(renamed(left, table)), ordered(renamed(right, table)))
+
+
+def equalities(space: Space) -> Iterator[Equality]:
+    """What was found, each once up to the names of leaves."""
+    trees: dict[int, Tree] = {
+        n: Leaf(name, kind) for n, (name, kind) in enumerate(space.vocabulary.leaves)
+    }
+
+    def tree(n: int) -> Tree:
+        if n not in trees:
+            trees[n] = term(*space.term[n])
+        return trees[n]
+
+    def term(x: int, a: int, b: int) -> Term:
+        operands = (a,) if b < 0 else (a, b)
+        return Term(space.instances[x], tuple(map(tree, operands)))
+
+    seen: set[Equality] = set()
+    for e in space.equalities:
+        for x, a, b, n in zip(e.instance, e.first, e.second, e.equal_to, strict=True):
+            left, right = term(int(x), int(a), int(b)), tree(int(n))
+            if left == right:
+                continue
+            found = Equality(left, right).canonical()
+            if found not in seen:
+                seen.add(found)
+                yield found

@@ -1,0 +1,221 @@
+"""Operators that programs are enumerated of, and with which attributes.
+
+An operator without attributes joins a vocabulary by its name. Attributes are tried by what they are
+called: an axis is each axis, a permutation swaps the last two axes, windows keep the size. What
+depends on sizes, such as where a slice begins, is made anew for each meaning of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from itertools import product
+from typing import Any
+
+from tilewright.base.errors import Invalid
+from tilewright.ir.node import Op
+from tilewright.ir.operator import OPERATORS
+from tilewright.ir.types import TupleType, f64
+from tilewright.superopt.blocks import Kind, Marks, Sizes
+
+Attributes = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An operator with its attributes, some of which follow from its operands' kinds."""
+
+    name: str
+    attributes: Attributes = ()
+
+    def op(self, sizes: Sizes, kinds: Sequence[Kind]) -> Op:
+        made = {k: v.of(sizes, kinds) if isinstance(v, Bound) else v for k, v in self.attributes}
+        return OPERATORS[self.name](**made)
+
+    def kind(self, marks: Marks, kinds: Sequence[Kind]) -> Kind | None:
+        """That of the first result on operands of these kinds; None where they do not fit."""
+        for a, b in zip(*kinds, strict=False) if len(kinds) == 2 else ():
+            marks.joined(a, b)
+        try:
+            found = self.op(marks, kinds).infer(*(marks.type(k, f64) for k in kinds))
+        except (Invalid, ValueError):
+            return None
+        return marks.kind(found.items[0] if isinstance(found, TupleType) else found)
+
+    @property
+    def commutative(self) -> bool:
+        return OPERATORS[self.name].commutative
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{k}={v}" for k, v in self.attributes)
+        return f"{self.name}{{{said}}}" if said else self.name
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where a part of an operand's axis of two blocks begins or ends."""
+
+    axis: int
+    end: str
+
+    def of(self, sizes: Sizes, kinds: Sequence[Kind]) -> Any:
+        block = kinds[0][self.axis]
+        if not isinstance(block, tuple):
+            raise Invalid(f"axis {self.axis} of {kinds[0]} has no parts")
+        whole, (left, right) = sizes.of(block), map(sizes.of, block)
+        # The middle by what is on either side of it: marks do not add up.
+        return {"first": 0, "left": left, "right": whole - right, "last": whole}[self.end]
+
+    def __str__(self) -> str:
+        return self.end if self.end in ("first", "last") else "middle"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Operators by name, the leaves of programs, and the sizes that they are evaluated with."""
+
+    name: str
+    operators: Sequence[str]
+    leaves: tuple[tuple[str, Kind], ...]
+    sizes: dict[str, int]
+    largest: int = 12  # elements of an axis
+    points: int = 2  # random values for every leaf
+
+    def __post_init__(self) -> None:
+        unknown = [x for x in self.operators if x not in OPERATORS]
+        if unknown:
+            raise Invalid(
+                f"vocabulary {self.name}: there is no operator {', '.join(unknown)}",
+                hint="`tilewright ops` lists them",
+            )
+
+
+@cache
+def arity(name: str) -> frozenset[int]:
+    """How many operands an operator takes, by its samples."""
+    cls: Any = OPERATORS[name]
+    return frozenset(len(x.args) for x in cls.samples())
+
+
+def instances(name: str, kinds: tuple[Kind, ...]) -> Iterator[Instance]:
+    """The operator with every choice of attributes for operands of these kinds."""
+    special = _SPECIAL.get(name)
+    if special is not None:
+        yield from (Instance(name, attributes) for attributes in special(kinds))
+        return
+    chosen: list[list[tuple[str, Any]]] = []
+    for f in fields(OPERATORS[name]):
+        values = _CHOICES.get(f.name)
+        if values is not None:
+            found = list(values(kinds))
+        elif f.default is MISSING and f.default_factory is MISSING:
+            found = []  # nothing is known about it
+        else:
+            continue
+        chosen.append([(f.name, v) for v in found])
+    for attributes in product(*chosen):
+        yield Instance(name, attributes)
+
+
+def _slices(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
+    """Both parts of each axis of two blocks."""
+    for k, block in enumerate(kinds[0]):
+        if isinstance(block, tuple):
+            for ends in (("first", "left"), ("right", "last")):
+                start, stop = (Bound(k, e) for e in ends)
+                yield ("axis", k), ("start", start), ("stop", stop)
+
+
+def _concats(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
+    """Along axes whose sizes are named: windows of a convolution stay as they are."""
+    for k in range(min(map(len, kinds))):
+        if not any(isinstance(x[k], int) for x in kinds):
+            yield (("axis", k),)
+
+
+def _enlarged(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
+    """Kernels with zeros around them, up to 3."""
+    kernel = kinds[0][2:]
+    if len(kinds[0]) == 4 and kernel != (3, 3) and all(k in (1, 3) for k in kernel):
+        around = (0, 0, *((3 - k) // 2 for k in kernel if isinstance(k, int)))
+        yield ("lo", around), ("hi", around)
+
+
+def _axes(kinds: tuple[Kind, ...]) -> Iterator[int]:
+    yield from range(len(kinds[0]))
+
+
+def _permutations(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
+    rank = len(kinds[0])
+    if rank >= 2:
+        yield (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _windows(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
+    if len(kinds[0]) == 4 and not any(isinstance(b, int) for b in kinds[0][2:]):
+        yield (3, 3)
+
+
+def _space(kinds: tuple[Kind, ...]) -> int:
+    return len(kinds[0]) - 2
+
+
+def _around(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
+    """The padding that keeps the size: of a convolution by its kernel, of a window of 3."""
+    kernel = kinds[1][2:] if len(kinds) > 1 else (3,) * _space(kinds)
+    odd = tuple(k for k in kernel if isinstance(k, int) and k % 2)
+    if len(odd) == len(kernel) and odd:
+        yield tuple(k // 2 for k in odd)
+
+
+def _ones(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
+    if _space(kinds) > 0:
+        yield (1,) * _space(kinds)
+
+
+_CHOICES: dict[str, Callable[[tuple[Kind, ...]], Iterator[Any]]] = {
+    "axis": _axes,
+    "axes": lambda kinds: ((k,) for k in _axes(kinds)),
+    "keepdims": lambda kinds: iter((True,)),
+    "perm": _permutations,
+    "kernel": _windows,
+    "stride": _ones,
+    "dilation": _ones,
+    "padding": _around,
+    "divisor": lambda kinds: iter((1,)),  # of a mean: sums are whole numbers
+}
+_SPECIAL: dict[str, Callable[[tuple[Kind, ...]], Iterator[Attributes]]] = {
+    "slice": _slices,
+    "concat": _concats,
+    "pad": _enlarged,
+}
+
+
+_X, _W, _K3 = ("m", "k"), ("k", "k"), ("c", "c", 3, 3)
+_IMAGE = ("n", "c", "h", "w")
+
+MATRICES = Vocabulary(
+    "matrices",
+    ("matmul", "add", "mul", "relu", "permute", "concat", "slice"),
+    (("x1", _X), ("x2", _X), ("x3", _X), ("w1", _W), ("w2", _W), ("w3", _W), ("s", ())),
+    {"m": 2, "k": 3},
+)
+IMAGES = Vocabulary(
+    "images",
+    "conv add mul relu avg_pool max_pool pad concat slice".split(),
+    (
+        ("i1", _IMAGE),
+        ("i2", _IMAGE),
+        ("k1", _K3),
+        ("k2", _K3),
+        ("k3", ("c", "c", 1, 3)),
+        ("k4", ("c", "c", 3, 1)),
+        ("k5", ("c", "c", 1, 1)),
+        ("s", ()),
+    ),
+    {"n": 1, "c": 2, "h": 4, "w": 4},
+    largest=8,
+    points=1,
+)
+VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES)}
