@@ -458,7 +458,7 @@ def _copied(to: int, numbers: np.ndarray, first: tuple[int, ...]) -> int:
     assert all(n % 16 == 0 for n in strides[:-1]), "rows are no multiples of 16 bytes"
     size = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + item
     memory = (ctypes.c_ubyte * size).from_address(address)
-    whole = np.ndarray((*shape, item), np.uint8, memory, 0, (*strides, 1))
+    whole = np.ndarray((*shape, item), np.uint8, memoryview(memory), 0, (*strides, 1))
     out = np.zeros((*box, item), np.uint8)
     low = [max(0, x) for x in first]
     high = [min(int(n), x + int(b)) for n, x, b in zip(shape, first, box, strict=True)]

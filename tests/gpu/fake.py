@@ -207,7 +207,7 @@ class FakeLibrary:
     def _node(self, address: int) -> tuple[Any, ...]:
         p = Params.from_address(address)
         module, name = self.functions[p.function]
-        places = (ctypes.c_void_p * module.counts[name]).from_address(p.values)
+        places = (ctypes.c_void_p * len(module.kinds[name])).from_address(p.values)
         return module, name, tuple(p.blocks), tuple(p.threads), module.values(name, places)
 
     def do_cuGraphInstantiateWithFlags(self, out: Any, graph: Any, _: int) -> None:

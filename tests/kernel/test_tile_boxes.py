@@ -32,6 +32,7 @@ from tilewright.kernel.nest import Acquire, Barrier, Commit, Release, Stmt, Wait
 from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.distribute import Distribute
+from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.text import nest_text, parse_nest
 from tilewright.lang.tile.front.frontend import translate
@@ -241,7 +242,7 @@ def test_a_producer_computes_nothing() -> None:
     n = lower(kernel, threads=True).nest
     trace, _ = schedule_tile_grid(n, TARGET, 4)
     at = next(k for k, x in enumerate(trace) if isinstance(x, Distribute))
-    loop = next(iter(x.loop for x in trace if hasattr(x, "slack")))
+    loop = next(x.loop for x in trace if isinstance(x, Pipeline))
     with pytest.raises(Refused, match="a producer computes nothing"):
         Roles(loop, 3).apply(apply(n, trace[: at + 1]))
 

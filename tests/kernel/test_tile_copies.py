@@ -177,7 +177,7 @@ def test_parts_of_sums_stay_in_registers() -> None:
     want = from_memory(a, bf16).astype(np.float64) @ from_memory(b, bf16).astype(np.float64)
     values = [a.reshape(-1), b.reshape(-1), c.reshape(-1), 128]
     run_emulated(kernel, (1,), values)
-    near(values[2], want)
-    values[2][:] = 0
+    near(c, want)
+    c[:] = 0
     run_threads(kernel, (1,), values)
-    near(values[2], want)
+    near(c, want)

@@ -277,7 +277,8 @@ def _remember(
     aligned = not any(values[k] & 15 for k in order)
     frozen = None
     if usual and aligned and len(order) == len(tensors) and tensors:
-        frozen = kernel.launchable.frozen(kernel.pick, values, order, sizes)
+        on_gpu: Any = kernel.launchable
+        frozen = on_gpu.frozen(kernel.pick, values, order, sizes)
     if frozen is None:
         kernel.remembers = False
         return
