@@ -10,7 +10,6 @@ from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph
 from tilewright.ir.positions import static
 from tilewright.ir.types import f64
-from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.rewrites.proofs.prove import inputs_of
 from tilewright.superopt.blocks import Marks, Sizes
 from tilewright.superopt.enumerate import Space, enumerated
@@ -20,16 +19,11 @@ from tilewright.superopt.vocabulary import IMAGES, MATRICES, Vocabulary
 
 X, W = ("m", "k"), ("k", "k")
 SMALL = Vocabulary("small", ("matmul", "add"), (("x1", X), ("w1", W), ("w2", W)), {"m": 2, "k": 3})
-NOT_NEGATIVE = frozenset({"s1"})
 
 
 @pytest.fixture(scope="module")
 def matrices() -> Space:
     return enumerated(MATRICES, 2)
-
-
-def proved(e: Equality) -> bool:
-    return nodes_equal(*e.nodes(Sizes.symbolic(e.symbols)), "reals", NOT_NEGATIVE)
 
 
 def holds(e: Equality, seed: int) -> bool:
@@ -39,7 +33,7 @@ def holds(e: Equality, seed: int) -> bool:
     left, right = e.nodes(sizes, f64)
     ins = inputs_of(left, right)
     values = [
-        np.abs(v) if str(n.op.label) in NOT_NEGATIVE else v  # type: ignore[attr-defined]
+        np.abs(v) if n.op.label in e.positive else v  # type: ignore[attr-defined]
         for n in ins
         for v in [rng.integers(-99, 100, static(n.shape)).astype(float)]
     ]
@@ -61,7 +55,7 @@ def test_the_normal_form_decides_what_holds(matrices: Space) -> None:
     assert len(found) > 150
     wrong = 0
     for e in found:
-        if proved(e):
+        if e.is_proved():
             assert holds(e, 1), e
         else:
             wrong += 1
@@ -84,7 +78,7 @@ def test_images() -> None:
     space = enumerated(IMAGES, 1)
     found = list(equalities(space))
     assert {x.name for x in space.instances} >= {"conv", "max_pool", "avg_pool", "pad", "concat"}
-    true = [e for e in found if proved(e)]
+    true = [e for e in found if e.is_proved()]
     assert all(holds(e, 2) for e in true if "h" not in e.symbols)
 
 

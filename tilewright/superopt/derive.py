@@ -39,7 +39,9 @@ class _Graph:
             for (x, n), f in self.names.items()
             if x.commutative and n == 2
         )
-        self._run(f"(datatype T (V String) {declared}) {swaps} {rules}")
+        self._run(f"(datatype T (V String) {declared}) (relation positive (T)) {swaps} {rules}")
+        for name in sorted({x for e in terms for x in e.positive}):
+            self._run(f'(positive (V "{name}"))')
         for k, (left, right) in enumerate(sides):
             self._run(f"(let $l{k} {left}) (let $r{k} {right})")
 
@@ -57,7 +59,9 @@ class _Graph:
         out = ""
         for a, b in ((e.left, e.right), (e.right, e.left)):
             if not isinstance(a, Leaf) and set(leaves(b)) <= set(leaves(a)):
-                out += f"(rewrite {self._text(a, True)} {self._text(b, True)})\n"
+                known = " ".join(f"(positive {x.name})" for x in set(leaves(a)) if x.positive)
+                when = f":when ({known})" if known else ""
+                out += f"(rewrite {self._text(a, True)} {self._text(b, True)} {when})\n"
         return out
 
     def run(self, rounds: int) -> None:

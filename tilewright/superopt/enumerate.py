@@ -84,10 +84,13 @@ class Space:
         self._operators: dict[tuple[int, int, int], int] = {}
         self._structures: dict[tuple[int, tuple[Kind, ...]], Structure] = {}
         self._choices: dict[tuple[Kind, ...], list[tuple[int, Kind]]] = {}
-        for _, kind in v.leaves:
+        for name, kind in v.leaves:
             size = self._size(kind)
             row = self.rng.integers(1, LARGEST_LEAF + 1, v.points * size)
-            row = row * self.rng.choice([-1, 1], row.shape)
+            if name not in v.positive:
+                signs = self.rng.choice([-1, 1], row.shape)
+                signs[::size] = [(-1) ** k for k in range(v.points)]  # both, of a single number too
+                row = row * signs
             self._keep(kind, 0, (-1, -1, -1), frozenset(), row.astype(np.float64))
         for kind, rows in self.rows.items():
             self._remember(kind, self.functionals.keys(kind, np.stack(rows)), self.members[kind])

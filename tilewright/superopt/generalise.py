@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import permutations
 
 from tilewright.superopt.blocks import Block, Kind
@@ -12,22 +13,20 @@ from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of, leave
 # Orders of the occurrences of one leaf that are tried.
 MOST_OCCURRENCES = 4
 
-Proved = Callable[[Equality], bool]
 
-
-def generalised(e: Equality, proved: Proved) -> Equality:
+def generalised(e: Equality) -> Equality:
     """The most general equality of this form that is proved."""
-    return with_free_sizes(with_free_leaves(e, proved), proved).canonical()
+    return with_free_sizes(with_free_leaves(e)).canonical()
 
 
-def with_free_leaves(e: Equality, proved: Proved) -> Equality:
+def with_free_leaves(e: Equality) -> Equality:
     """A leaf that both sides use equally often is as many leaves as that."""
     changed = True
     while changed:
         changed = False
         for leaf in dict.fromkeys(leaves(e.left)):
             for other in _apart(e, leaf):
-                if proved(other):
+                if other.is_proved():
                     e, changed = other, True
                     break
             if changed:
@@ -42,7 +41,7 @@ def _apart(e: Equality, leaf: Leaf) -> Iterator[Equality]:
     taken = {x.name for side in (e.left, e.right) for x in leaves(side)}
     letter = leaf.name.rstrip("0123456789")
     free = (f"{letter}{k}" for k in range(1, 100) if f"{letter}{k}" not in taken)
-    new = [leaf, *(Leaf(next(free), leaf.kind) for _ in range(left - 1))]
+    new = [leaf, *(replace(leaf, name=next(free)) for _ in range(left - 1))]
     for order in permutations(new):
         yield Equality(_each(e.left, leaf, iter(new)), _each(e.right, leaf, iter(order)))
 
@@ -54,7 +53,7 @@ def _each(t: Tree, leaf: Leaf, new: Iterator[Leaf]) -> Tree:
     return Term(t.instance, tuple(_each(x, leaf, new) for x in t.operands))
 
 
-def with_free_sizes(e: Equality, proved: Proved) -> Equality:
+def with_free_sizes(e: Equality) -> Equality:
     """Every named axis of a leaf has a size of its own, but for what operators require."""
     free: dict[Leaf, Tree] = {}
     count = 0
@@ -64,10 +63,10 @@ def with_free_sizes(e: Equality, proved: Proved) -> Equality:
             if isinstance(block, str):
                 block, count = f"n{count}", count + 1
             kind.append(block)
-        free[x] = Leaf(x.name, tuple(kind))
+        free[x] = replace(x, kind=tuple(kind))
     start = Equality(renamed(e.left, free), renamed(e.right, free))
     for found in _fitting(start):
-        if proved(found):
+        if found.is_proved():
             return found
     return e
 
@@ -112,7 +111,7 @@ def _joined(e: Equality, pairs: list[tuple[Block, Block]]) -> dict[Leaf, Tree] |
     if not table:
         return None
     return {
-        x: Leaf(x.name, tuple(_renamed(b, table) for b in x.kind))
+        x: replace(x, kind=tuple(_renamed(b, table) for b in x.kind))
         for side in (e.left, e.right)
         for x in leaves(side)
     }

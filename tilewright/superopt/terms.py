@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilewright.ir.node import Node, input, item, node
 from tilewright.ir.types import DType, TupleType, f32
+from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.superopt.blocks import Kind, Marks, Sizes, names
 from tilewright.superopt.enumerate import Space
 from tilewright.superopt.vocabulary import Instance
@@ -15,10 +16,11 @@ from tilewright.superopt.vocabulary import Instance
 
 @dataclass(frozen=True)
 class Leaf:
-    """Any tensor of a kind."""
+    """Any tensor of a kind, or any without negative elements."""
 
     name: str
     kind: Kind
+    positive: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -117,6 +119,17 @@ class Equality:
         found = (x for side in (self.left, self.right) for x in leaves(side))
         return sorted({n for x in found for b in x.kind for n in names(b)})
 
+    @property
+    def positive(self) -> frozenset[str]:
+        """Names of the leaves that are never negative."""
+        found = (x for side in (self.left, self.right) for x in leaves(side))
+        return frozenset(x.name for x in found if x.positive)
+
+    def is_proved(self) -> bool:
+        """Do both sides have one normal form over the reals, for all sizes?"""
+        sides = self.nodes(Sizes.symbolic(self.symbols))
+        return nodes_equal(*sides, "reals", self.positive)
+
     def nodes(self, sizes: Sizes, dtype: DType = f32) -> tuple[Node, Node]:
         return as_node(self.left, sizes, dtype), as_node(self.right, sizes, dtype)
 
@@ -134,14 +147,15 @@ def _named(left: Tree, right: Tree) -> Equality:
             if x not in table:
                 letter = x.name.rstrip("0123456789")
                 counts[letter] = counts.get(letter, 0) + 1
-                table[x] = Leaf(f"{letter}{counts[letter]}", x.kind)
+                table[x] = replace(x, name=f"{letter}{counts[letter]}")
     return Equality(ordered(renamed(left, table)), ordered(renamed(right, table)))
 
 
 def equalities(space: Space) -> Iterator[Equality]:
     """What was found, each once up to the names of leaves."""
     trees: dict[int, Tree] = {
-        n: Leaf(name, kind) for n, (name, kind) in enumerate(space.vocabulary.leaves)
+        n: Leaf(name, kind, name in space.vocabulary.positive)
+        for n, (name, kind) in enumerate(space.vocabulary.leaves)
     }
 
     def tree(n: int) -> Tree:

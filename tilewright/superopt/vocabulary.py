@@ -79,6 +79,7 @@ class Vocabulary:
     operators: Sequence[str]
     leaves: tuple[tuple[str, Kind], ...]
     sizes: dict[str, int]
+    positive: Sequence[str] = ()  # leaves that are never negative
     largest: int = 12  # elements of an axis
     points: int = 2  # random values for every leaf
 
@@ -198,8 +199,9 @@ _IMAGE = ("n", "c", "h", "w")
 MATRICES = Vocabulary(
     "matrices",
     ("matmul", "add", "mul", "relu", "permute", "concat", "slice"),
-    (("x1", _X), ("x2", _X), ("x3", _X), ("w1", _W), ("w2", _W), ("w3", _W), ("s", ())),
+    (("x1", _X), ("x2", _X), ("x3", _X), ("w1", _W), ("w2", _W), ("w3", _W), ("s", ()), ("p", ())),
     {"m": 2, "k": 3},
+    positive=("p",),
 )
 IMAGES = Vocabulary(
     "images",
@@ -213,8 +215,10 @@ IMAGES = Vocabulary(
         ("k4", ("c", "c", 3, 1)),
         ("k5", ("c", "c", 1, 1)),
         ("s", ()),
+        ("p", ()),
     ),
     {"n": 1, "c": 2, "h": 4, "w": 4},
+    positive=("p",),
     largest=8,
     points=1,
 )

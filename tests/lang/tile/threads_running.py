@@ -9,6 +9,7 @@ import numpy as np
 
 import tilewright as tw
 from tests.gpu import emulate
+from tests.gpu.emulate_bounds import BESIDE
 from tilewright.driver.tile.compile import binding_of
 from tilewright.kernel import simt
 from tilewright.kernel.defaults.grid_tiles import schedule_tile_grid
@@ -107,15 +108,24 @@ def run_emulated(
     target = for_capability(capability)
     made = emit_kernels(legalise(nest, target), target)
     given: dict[str, int] = dict(zip(GRID, (*grid, 1, 1), strict=False))
+    loaded = emulate.Loaded(made)
+    copies: list[tuple[Any, np.ndarray]] = []
     for g, x in zip(low.given, values, strict=True):
-        if g.kind == "pointer":
-            given[g.name] = x.ctypes.data
+        if g.kind == "pointer":  # in memory of its own, with nothing beside it
+            raw = np.full(x.nbytes + 256 + 2 * BESIDE, emulate.CANARY, np.uint8)
+            start = BESIDE + -raw.ctypes.data % 256
+            own = raw[start : start + x.nbytes]
+            own[:] = x.reshape(-1).view(np.uint8)
+            copies.append((x, own))
+            given[g.name] = own.ctypes.data
+            loaded.threads.arenas.put(g.name, own.ctypes.data, x.nbytes)
         elif g.kind == "dim":
             given[g.name] = int(x) // g.unit
         else:
             given[g.name] = int(np.array(x, np.float32).view(np.int32))
-    loaded = emulate.Loaded(made)
     gx, gy, gz = (*grid, 1, 1)[:3]
     for x in made.launches:
         parameters = [given[name] for name in (*x.arguments, *made.dims)]
         loaded.launch(x, parameters, (gx, gy, gz))
+    for x, own in copies:
+        x.reshape(-1).view(np.uint8)[:] = own
