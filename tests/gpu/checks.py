@@ -159,16 +159,16 @@ def launches_and_graphs() -> Found:
 def tensor_maps() -> Found:
     d = device(0)
     memory = Memory(d, 256 * 512 * 2)
-    made = TensorMap(d, memory.address, "bf16", 2, (256, 512), (64, 64), 128)
+    made = TensorMap(d, "bf16", 2, memory.address, (256, 512), (1024,), (64, 64), 128)
     assert any(made.bytes), "the driver wrote nothing"
     for wrong, says in (
-        ({"shape": (256, 511)}, "multiples of 16"),
+        ({"strides": (1022,)}, "multiples of 16"),
         ({"box": (64, 512)}, "1 to 256"),
         ({"swizzle": 48}, "swizzled"),
     ):
-        given: dict[str, Any] = {"shape": (256, 512), "box": (64, 64), "swizzle": 0, **wrong}
+        given: dict[str, Any] = {"strides": (1024,), "box": (64, 64), "swizzle": 0, **wrong}
         try:
-            TensorMap(d, memory.address, "bf16", 2, **given)
+            TensorMap(d, "bf16", 2, memory.address, (256, 512), **given)
         except Invalid as e:
             assert says in str(e), e
         else:

@@ -475,9 +475,8 @@ class Loaded:
         sizes = dict(zip(self.kernels.dims, parameters[len(x.arguments) :], strict=True))
         maps = [
             described(
-                parameters[x.arguments.index(m.buffer)],
                 m.item,
-                [int(D.evaluate(d, sizes)) for d in m.shape],
+                *m.described(parameters[x.arguments.index(m.buffer)], sizes),
                 m.box,
                 m.swizzle,
             )

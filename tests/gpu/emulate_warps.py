@@ -285,10 +285,15 @@ class Copies:
 
 
 def described(
-    address: int, item: int, shape: Sequence[int], box: Sequence[int], swizzle: int
+    item: int,
+    address: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    swizzle: int,
 ) -> np.ndarray:
     """A tensor map, in words of the emulator's own."""
-    return np.array([address, item, len(shape), *shape, *box, swizzle], np.int64)
+    return np.array([address, item, len(shape), *shape, *strides, item, *box, swizzle], np.int64)
 
 
 class Counted:
@@ -403,11 +408,11 @@ class Arrivals:
     def copy(self, to: int, described_at: int, *rest: int) -> None:
         *places, at = rest
         head = np.frombuffer(ctypes.string_at(described_at, 24), np.int64)
-        count = 4 + 2 * int(head[2])
+        count = 4 + 3 * int(head[2])
         numbers = np.frombuffer(ctypes.string_at(described_at, 8 * count), np.int64)
         rank = int(head[2])
         with self.changed:
-            size = int(head[1]) * int(np.prod(numbers[3 + rank : 3 + 2 * rank]))
+            size = int(head[1]) * int(np.prod(numbers[3 + 2 * rank : 3 + 3 * rank]))
             ctypes.memset(to, 0xFF, size)
             b = self.barriers[at]
             assert b.block not in self.ended, "a copy to the memory of a block that has ended"
@@ -445,11 +450,15 @@ class Arrivals:
 def _copied(to: int, numbers: np.ndarray, first: tuple[int, ...]) -> int:
     """A box to shared memory, zeros where it is outside its tensor; how many bytes."""
     address, item, rank = (int(x) for x in numbers[:3])
-    shape, box, over = numbers[3 : 3 + rank], numbers[3 + rank : 3 + 2 * rank], int(numbers[-1])
+    shape, strides, box = (
+        [int(x) for x in numbers[3 + k * rank : 3 + (k + 1) * rank]] for k in range(3)
+    )
+    over = int(numbers[-1])
     assert to % 128 == 0 and address % 16 == 0, "the copy engine takes aligned memory"
-    assert all(int(n) * item % 16 == 0 for n in shape[-1:]), "rows are no multiples of 16 bytes"
-    size = int(np.prod(shape)) * item
-    whole = np.frombuffer(ctypes.string_at(address, size), np.uint8).reshape(*shape, item)
+    assert all(n % 16 == 0 for n in strides[:-1]), "rows are no multiples of 16 bytes"
+    size = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + item
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    whole = np.ndarray((*shape, item), np.uint8, memoryview(memory), 0, (*strides, 1))
     out = np.zeros((*box, item), np.uint8)
     low = [max(0, x) for x in first]
     high = [min(int(n), x + int(b)) for n, x, b in zip(shape, first, box, strict=True)]
@@ -459,8 +468,8 @@ def _copied(to: int, numbers: np.ndarray, first: tuple[int, ...]) -> int:
         out[where] = whole[inside]
     at = to + np.arange(out.size)
     if over:
-        assert over == 128 and int(box[-1]) * item == over and to % 1024 == 0
-        at ^= (at >> 7 & 7) << 4
+        assert int(box[-1]) * item == over and to % (8 * over) == 0
+        at ^= (at >> 7 & over // 16 - 1) << 4
     flat = (ctypes.c_ubyte * out.size).from_address(to)
     np.frombuffer(memoryview(flat), np.uint8)[at - to] = out.reshape(-1)
     return out.size

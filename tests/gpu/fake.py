@@ -17,8 +17,10 @@ import pytest
 import torch
 
 from tests.gpu.emulate import PLAIN, Threads, for_processor
+from tests.gpu.emulate_warps import described
 from tilewright import targets
 from tilewright.driver.program import stages
+from tilewright.driver.tile import gpu_compile
 from tilewright.driver.torch.api import Compiled
 from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.libraries import invoke
@@ -129,6 +131,15 @@ class FakeLibrary:
     def do_cuModuleGetFunction(self, out: Any, module: int, name: bytes) -> None:
         out._obj.value = self.new((self.modules[module], name.decode()), self.functions)
 
+    def do_cuTensorMapEncodeTiled(self, to: Any, *rest: Any) -> None:
+        """In words of the emulator's own, as many as there is room for."""
+        kind, rank, address, sizes, steps, box, _, _, swizzle, _, _ = rest
+        item = {0: 1, 6: 2, 7: 4, 9: 2}[kind]
+        shape, strides = list(sizes)[::-1], list(steps)[: rank - 1][::-1]
+        words = described(item, address.value, shape, strides, list(box)[::-1], 16 << swizzle)
+        assert words.nbytes <= 128, "a map of five axes"
+        ctypes.memmove(to.value, words.ctypes.data, words.nbytes)
+
     def do_cuLaunchKernel(self, function: int, *rest: Any) -> None:
         gx, gy, gz, tx, ty, tz, _, _, places, _ = rest
         module, name = self.functions[function]
@@ -196,7 +207,7 @@ class FakeLibrary:
     def _node(self, address: int) -> tuple[Any, ...]:
         p = Params.from_address(address)
         module, name = self.functions[p.function]
-        places = (ctypes.c_void_p * module.counts[name]).from_address(p.values)
+        places = (ctypes.c_void_p * len(module.kinds[name])).from_address(p.values)
         return module, name, tuple(p.blocks), tuple(p.threads), module.values(name, places)
 
     def do_cuGraphInstantiateWithFlags(self, out: Any, graph: Any, _: int) -> None:
@@ -223,7 +234,7 @@ class Emulated:
     def __init__(self, text: str) -> None:
         found = _KERNEL.findall(text)
         assert found, f"there is no kernel in\n{text[:400]}"
-        self.counts = {name: len(_split(parameters)) for name, parameters in found}
+        self.kinds = {name: _split(parameters) for name, parameters in found}
         self.together = any(word in text for word in _TOGETHER)
         self.image = compile_object(for_processor(text), targets.host())
         self.threads = Threads()
@@ -241,8 +252,12 @@ class Emulated:
         self.threads.run(functions, x, [(k, 0, 0) for k in range(blocks)], values)
 
     def values(self, name: str, places: Any) -> list[int]:
-        count = self.counts[name]
-        return [ctypes.c_int64.from_address(places[k]).value for k in range(count)]
+        """Of what is given by value, such as a tensor map, the address."""
+        kinds = self.kinds[name]
+        return [
+            places[k] if "byval" in x else ctypes.c_int64.from_address(places[k]).value
+            for k, x in enumerate(kinds)
+        ]
 
     def run(
         self,
@@ -328,6 +343,7 @@ def texts_are_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         m.setenv("TILEWRIGHT_CACHE", "off")
         m.setattr(stages, "assembly", assembly)
         m.setattr(program, "cached_ptx", assembly)
+        m.setattr(gpu_compile, "cached_ptx", assembly)
         m.setenv("TILEWRIGHT_COMPILE_PROCESSES", "0")  # what others compile is not known here
         yield
 

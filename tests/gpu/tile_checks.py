@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +20,7 @@ from tests.gpu import random_tiles
 from tests.gpu.tile_kernels import load
 from tests.gpu.timing import host_seconds, medians
 from tests.lang.tile.kernels import CASES, Case
-from tilewright.kernel.defaults import grid_tile_layouts, grid_tiles
+from tilewright.kernel.defaults import grid_tile_copies, grid_tile_layouts, grid_tiles
 
 Found = dict[str, Any]
 
@@ -83,7 +84,12 @@ def beside(
     assert error < tolerance, f"off by {error:.2e} of the norm, {tolerance:.0e} is allowed"
     timed: dict[str, Callable[[], Any]] = {"ours": ours, **(others or {})}
     if find_spec("triton") is not None:
-        timed["triton"] = launch(load(True))
+        other = launch(load(True))
+        try:
+            other()
+            timed["triton"] = other
+        except Exception as problem:  # not all that descriptors may do, it does on every GPU
+            print(f"not by Triton: {' '.join(str(problem).split())[:200]}")
     found = medians({name: [call] for name, call in timed.items()})
     took = {f"{name}_us": 1e6 * t for name, t in found.items() if name != "ours"}
     ratios = {f"of_{name}": t / found["ours"] for name, t in found.items() if name != "ours"}
@@ -167,12 +173,20 @@ def matmul(
     return beside(launch, c, a.double() @ b.double(), 5e-3, others)
 
 
-def matmul_variants(size: int, block: tuple[int, int, int], warps: int, stages: int) -> Found:
+def matmul_variants(
+    size: int,
+    block: tuple[int, int, int],
+    warps: int,
+    stages: int,
+    dtype: torch.dtype | None = None,
+) -> Found:
     """How many versions of operands there are, whether a product goes on while the next iteration
     begins, and whether copies have whole rows of 128 bytes: as chosen by default, with one version
     more, without the product going on, with copies of 64 bytes of a row, with copies at the
-    beginning of an iteration, and with results stored in pairs."""
-    a, b = (torch.randn(size, size, device="cuda", dtype=bf16) for _ in range(2))
+    beginning of an iteration, with results stored in pairs, and with three versions where that
+    leaves a multiprocessor more blocks."""
+    kind = dtype or bf16
+    a, b = (torch.randn(size, size, device="cuda", dtype=kind) for _ in range(2))
     c, grid = torch.empty_like(a), (tw.cdiv(size, block[0]) * tw.cdiv(size, block[1]),)
     calls: dict[str, list[Callable[[], Any]]] = {}
     for name, slack, denser, late, parts in (
@@ -182,10 +196,13 @@ def matmul_variants(size: int, block: tuple[int, int, int], warps: int, stages: 
         ("half rows", 1, True, True, False),
         ("early", 1, True, False, True),
         ("pairs", 1, True, True, True),
+        ("crowded", 1, True, True, True),
+        ("crowded early", 1, True, False, True),
     ):
-        gather = name != "pairs"
+        gather, crowded = name != "pairs", name.startswith("crowded")
         chosen = patch.multiple(grid_tiles, SLACK=slack, DENSER=denser, LATE=late, GATHER=gather)
-        with chosen, patch.object(grid_tile_layouts, "PARTS", parts), uncached():
+        crowd = patch.object(grid_tiles, "CROWDED", crowded)
+        with chosen, crowd, patch.object(grid_tile_layouts, "PARTS", parts), uncached():
             f = tw.jit(load(False).matmul_kernel.fn)
             call = partial(
                 f[grid], a, b, c, size, size, size, size, 1, size, 1, size, 1, *block, 8,
@@ -198,6 +215,105 @@ def matmul_variants(size: int, block: tuple[int, int, int], warps: int, stages: 
     took = {name: 1e6 * t for name, t in medians(calls).items()}
     facts = ", ".join(f"{name} {t:.1f} us" for name, t in took.items())
     return {"facts": facts, **{f"{name}_us": t for name, t in took.items()}}
+
+
+Size = tuple[int, int, int]
+
+
+def fresh(m: Any) -> Any:
+    """The kernels of a module with nothing compiled yet."""
+    made = {n: tw.jit(f.fn) if isinstance(f, tw.JITFunction) else f for n, f in vars(m).items()}
+    return SimpleNamespace(**made)
+
+
+def described(
+    sizes: Size,
+    block: Size,
+    warps: int,
+    stages: int,
+    turned: bool = True,
+    specialise: bool = False,
+    walks: int = 0,
+) -> Found:
+    """A product by tensor descriptors: made by the kernel, or by the host where so many blocks walk
+    over all tiles."""
+    a, b, c, launch = _described(sizes, block, turned, specialise, walks)
+    options = {"num_warps": warps, "num_stages": stages}
+    others = {"eager": lambda: torch.mm(a, b.T if turned else b, out=c)}
+    want = a.double() @ (b.T if turned else b).double()
+    return beside(lambda of: partial(launch, of, **options), c, want, 5e-3, others)
+
+
+def _described(
+    sizes: Size, block: Size, turned: bool, specialise: bool, walks: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Callable[..., Any]]:
+    """Operands, results, and a function that launches a product of them by a module's kernel."""
+    m, n, k = sizes
+    a = torch.randn(m, k, device="cuda", dtype=bf16)
+    b = torch.randn(*((n, k) if turned else (k, n)), device="cuda", dtype=bf16)
+    c = torch.empty(m, n, device="cuda", dtype=bf16)
+    i, j, deep = block
+    assert turned or not walks
+
+    def launch(of: Any, **options: Any) -> Any:
+        if not walks:
+            tiles = tw.cdiv(m, i) * tw.cdiv(n, j)
+            steps = (k, b.stride(0), n)
+            return of.described_kernel[(tiles,)](
+                a, b, c, m, n, k, *steps, *block, turned, specialise, **options
+            )
+        boxes = ((a, (i, deep)), (b, (j, deep)), (c, (i, j)))
+        arrays = [of.TensorDescriptor.from_tensor(x, list(box)) for x, box in boxes]
+        return of.described_by_host_kernel[(walks,)](
+            *arrays, m, n, k, *block, 8, specialise, **options
+        )
+
+    return a, b, c, launch
+
+
+def described_variants(size: int, block: Size, warps: int, stages: int, walks: int = 0) -> Found:
+    """The same product with copies of the copy engine, with copies of threads, with a warp that
+    issues copies, with copies at the beginning of an iteration, and without a product that goes on
+    while the next iteration begins."""
+    calls: dict[str, list[Callable[[], Any]]] = {}
+    for name, off, specialise, late, slack in (
+        ("engine", False, False, True, 1),
+        ("threads", True, False, True, 1),
+        ("roles", False, True, True, 1),
+        ("early", False, False, False, 1),
+        ("waiting", False, False, True, 0),
+    ):
+        sizes = (size, size, size)
+        a, b, c, launch = _described(sizes, block, True, specialise, walks)
+        chosen = patch.multiple(grid_tiles, LATE=late, SLACK=slack)
+        with chosen, patch.object(grid_tile_copies, "OFF", off), uncached():
+            call = partial(launch, fresh(load(False)), num_warps=warps, num_stages=stages)
+            call()
+        error = float((c.double() - a.double() @ b.double().T).norm() / c.double().norm())
+        assert error < 5e-3, f"{name} is off by {error:.2e} of the norm"
+        calls[name] = [call]
+    took = {name: 1e6 * t for name, t in medians(calls).items()}
+    facts = ", ".join(f"{name} {t:.1f} us" for name, t in took.items())
+    return {"facts": facts, **{f"{name}_us": t for name, t in took.items()}}
+
+
+def described_attention(
+    heads: int, n: int, dim: int, block: tuple[int, int], warps: int, specialise: bool = False
+) -> Found:
+    q, k, v = (torch.randn(1, heads, n, dim, device="cuda", dtype=bf16) for _ in range(3))
+    out = torch.empty_like(q)
+
+    def launch(of: Any) -> Callable[[], Any]:
+        rows = [(q, block[0]), (k, block[1]), (v, block[1]), (out, block[0])]
+        arrays = [
+            of.TensorDescriptor.from_tensor(x.view(heads * n, dim), [size, dim]) for x, size in rows
+        ]
+        return lambda: of.described_attention_kernel[(n // block[0], heads)](
+            *arrays, n, dim**-0.5, *block, dim, specialise, num_warps=warps, num_stages=3
+        )
+
+    eager = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)  # noqa: E731
+    return beside(launch, out, eager(), 2e-2, {"eager": eager})
 
 
 @contextmanager
@@ -268,6 +384,44 @@ CHECKS: dict[str, Callable[[], Found]] = {
     "tile matmul variants 128x128": lambda: matmul_variants(4096, (128, 128, 64), 8, 3),
     "tile matmul variants 128x256": lambda: matmul_variants(4096, (128, 256, 64), 8, 3),
     "tile matmul variants 64x128": lambda: matmul_variants(4096, (64, 128, 64), 4, 4),
+    "tile matmul variants f16 2048 by 4 warps": lambda: matmul_variants(
+        2048, (128, 128, 64), 4, 4, torch.float16
+    ),
+    "tile matmul variants by 32": lambda: matmul_variants(4096, (128, 128, 32), 4, 4),
+    "tile described matmul bf16 4096": lambda: described((4096, 4096, 4096), (128, 256, 64), 8, 3),
+    "tile described matmul bf16 4096 not turned": lambda: described(
+        (4096, 4096, 4096), (128, 256, 64), 8, 3, turned=False
+    ),
+    "tile described matmul bf16 4000x4088x4104": lambda: described(
+        (4000, 4088, 4104), (128, 128, 64), 8, 3
+    ),
+    "tile described matmul bf16 4096 by 32": lambda: described(
+        (4096, 4096, 4096), (128, 128, 32), 4, 4
+    ),
+    "tile specialised matmul bf16 4096": lambda: described(
+        (4096, 4096, 4096), (128, 256, 64), 8, 3, specialise=True
+    ),
+    "tile walking matmul bf16 4096": lambda: described(
+        (4096, 4096, 4096), (128, 256, 64), 8, 3, walks=132
+    ),
+    "tile walking specialised matmul bf16 4096": lambda: described(
+        (4096, 4096, 4096), (128, 256, 64), 8, 3, specialise=True, walks=132
+    ),
+    "tile walking specialised matmul bf16 8192": lambda: described(
+        (8192, 8192, 8192), (128, 256, 64), 8, 3, specialise=True, walks=132
+    ),
+    "tile described variants 128x256": lambda: described_variants(4096, (128, 256, 64), 8, 3),
+    "tile described variants 128x128": lambda: described_variants(4096, (128, 128, 64), 8, 3),
+    "tile walking variants 128x256": lambda: described_variants(4096, (128, 256, 64), 8, 3, 132),
+    "tile described attention bf16 128x2048x64": lambda: described_attention(
+        128, 2048, 64, (128, 64), 8
+    ),
+    "tile described attention bf16 64x4096x128": lambda: described_attention(
+        64, 4096, 128, (128, 64), 8
+    ),
+    "tile specialised attention bf16 64x4096x128": lambda: described_attention(
+        64, 4096, 128, (128, 64), 8, specialise=True
+    ),
     "tile attention bf16 16x2048x64": lambda: attention(16, 2048, 64, False),
     "tile causal attention bf16 16x2048x64": lambda: attention(16, 2048, 64, True),
     "tile attention bf16 128x2048x64": lambda: attention(128, 2048, 64, False, (128, 64), 8),

@@ -9,15 +9,19 @@ from pathlib import Path
 from types import ModuleType
 
 if globals().get("WITH_TRITON"):
+    import torch
     import triton
     import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     jit = triton.jit
+    # Descriptors that kernels make are in memory there.
+    triton.set_allocator(lambda n, _, __: torch.empty(n, dtype=torch.int8, device="cuda"))
 else:
     import tilewright as tw
     import tilewright.language as tl
 
-    jit = tw.jit
+    jit, TensorDescriptor = tw.jit, tw.TensorDescriptor
 
 
 def load(triton: bool) -> ModuleType:
@@ -128,3 +132,76 @@ def attention_kernel(
         most = new
     sums = sums / total[:, None]
     tl.store(out + base + rows[:, None] * DIM + d[None, :], sums.to(out.dtype.element_ty))
+
+
+@jit
+def described_kernel(
+    a, b, c, M, N, K, am, bn, cm,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TURNED: tl.constexpr,
+    SPECIALISE: tl.constexpr,
+):  # fmt: skip
+    """A product by tensor descriptors that the kernel makes; `TURNED`: the second operand's columns
+    are adjacent in memory."""
+    A = tl.make_tensor_descriptor(a, [M, K], [am, 1], [BLOCK_M, BLOCK_K])
+    if TURNED:
+        B = tl.make_tensor_descriptor(b, [N, K], [bn, 1], [BLOCK_N, BLOCK_K])
+    else:
+        B = tl.make_tensor_descriptor(b, [K, N], [bn, 1], [BLOCK_K, BLOCK_N])
+    C = tl.make_tensor_descriptor(c, [M, N], [cm, 1], [BLOCK_M, BLOCK_N])
+    columns = tl.cdiv(N, BLOCK_N)
+    i, j = tl.program_id(0) // columns * BLOCK_M, tl.program_id(0) % columns * BLOCK_N
+    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in tl.range(0, K, BLOCK_K, warp_specialize=SPECIALISE):
+        x = A.load([i, k])
+        if TURNED:
+            sums = tl.dot(x, B.load([j, k]).T, sums)
+        else:
+            sums = tl.dot(x, B.load([k, j]), sums)
+    C.store([i, j], sums.to(c.dtype.element_ty))
+
+
+@jit
+def described_by_host_kernel(
+    A, B, C, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    SPECIALISE: tl.constexpr,
+):  # fmt: skip
+    """The same by descriptors of the host, the second operand turned; blocks walk over tiles."""
+    rows, columns = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    together = GROUP * columns
+    first, step = tl.program_id(0), tl.num_programs(0)
+    for tile in tl.range(first, rows * columns, step, flatten=True, warp_specialize=SPECIALISE):
+        start = tile // together * GROUP
+        height = min(rows - start, GROUP)
+        i = (start + tile % height) * BLOCK_M
+        j = (tile % together) // height * BLOCK_N
+        sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(0, K, BLOCK_K):
+            sums = tl.dot(A.load([i, k]), B.load([j, k]).T, sums)
+        C.store([i, j], sums.to(C.dtype))
+
+
+@jit
+def described_attention_kernel(
+    Q, K, V, OUT, n, scale,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, SPECIALISE: tl.constexpr,
+):  # fmt: skip
+    """Attention by descriptors of the host, of all heads as one matrix of rows."""
+    start, head = tl.program_id(0), tl.program_id(1)
+    at = head * n + start * BLOCK_M
+    x = Q.load([at, 0])
+    most = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, DIM], tl.float32)
+    scale *= 1.44269504
+    for k in tl.range(0, n, BLOCK_N, warp_specialize=SPECIALISE):
+        scores = tl.dot(x, K.load([head * n + k, 0]).T)
+        new = tl.maximum(most, tl.max(scores, 1) * scale)
+        p = tl.exp2(scores * scale - new[:, None])
+        less = tl.exp2(most - new)
+        total = total * less + tl.sum(p, 1)
+        sums = sums * less[:, None]
+        sums = tl.dot(p.to(V.dtype), V.load([head * n + k, 0]), sums)
+        most = new
+    sums = sums / total[:, None]
+    OUT.store([at, 0], sums.to(OUT.dtype))

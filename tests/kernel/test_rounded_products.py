@@ -14,6 +14,7 @@ from tests.lang.tile.threads_running import run_emulated, run_threads, scheduled
 from tests.seeds import drawn
 from tilewright.base.errors import TilewrightError
 from tilewright.ir.types import f32, i32
+from tilewright.kernel.banks import conflicts
 from tilewright.kernel.check import verify
 from tilewright.kernel.text import nest_text, parse_nest
 from tilewright.lang.tile.front.frontend import translate
@@ -104,6 +105,13 @@ def test_code_for_tf32_multiplies_the_first_bits(turned: str) -> None:
     run_emulated(p.kernel, (1,), p.values)
     np.testing.assert_allclose(p.c, cut(p.a) @ cut(p.b), rtol=1e-5, atol=1e-5)
     assert p.off() > 2.0**-15  # numbers are rounded indeed
+
+
+@pytest.mark.parametrize("how", ["tf32", "tf32x3"])
+def test_threads_that_read_words_are_at_different_banks(how: str) -> None:
+    """Four rows of the second operand, eight words of each; and results in pairs of words."""
+    p = Product(how, 64, 64, 64, 32, "", 5)
+    assert not conflicts(scheduled(p.kernel, 4)[1])
 
 
 def test_infinite_numbers_stay_infinite() -> None:

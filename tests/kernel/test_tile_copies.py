@@ -11,9 +11,10 @@ import tilewright as tw
 import tilewright.language as tl
 from tests.gpu.tile_kernels import load
 from tests.kernel.test_distribute import described, numbers
-from tests.kernel.test_group_tiles import attention, product, run_broken, without
-from tests.lang.tile.threads_running import scheduled
+from tests.kernel.test_group_tiles import attention, near, product, run_broken, without
+from tests.lang.tile.threads_running import run_emulated, run_threads, scheduled
 from tilewright.base.errors import Refused
+from tilewright.ir.types import bf16, from_memory
 from tilewright.kernel import simt
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
@@ -149,3 +150,34 @@ def test_masks_of_registers_are_no_branches() -> None:
     full, masked = (code(scheduled(x)[1]) for x in (attention(128, 64, (64, 64))[0], causal()))
     assert masked.count("br i1") == full.count("br i1")
     assert masked.count("smax.i64") <= full.count("smax.i64") + 4
+
+
+@tw.jit
+def halves_kernel(a, b, c, n, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    """The columns of a product are stored in two parts."""
+    i, j, k = tl.arange(0, SIZE), tl.arange(0, COLUMNS), tl.arange(0, SIZE)
+    sums = tl.zeros((SIZE, COLUMNS), dtype=tl.float32)
+    for at in range(0, n, SIZE):
+        x = tl.load(a + i[:, None] * n + (at + k)[None, :])
+        y = tl.load(b + (at + k)[:, None] * COLUMNS + j[None, :])
+        sums = tl.dot(x, y, sums)
+    parts = tl.permute(tl.reshape(sums, (SIZE, 2, COLUMNS // 2)), (0, 2, 1))
+    left, right = tl.split(parts)
+    half = tl.arange(0, COLUMNS // 2)
+    to = c + i[:, None] * COLUMNS + half[None, :]
+    tl.store(to, left.to(tl.bfloat16))
+    tl.store(to + COLUMNS // 2, right.to(tl.bfloat16))
+
+
+def test_parts_of_sums_stay_in_registers() -> None:
+    a, b, c = numbers(64, 128), numbers(128, 128), numbers(64, 128)
+    about = described(a=a, b=b, c=c, n=128, SIZE=64, COLUMNS=128)
+    kernel = translate(halves_kernel, about)
+    assert "by nvptx.wgmma" in nest_text(scheduled(kernel)[1])
+    want = from_memory(a, bf16).astype(np.float64) @ from_memory(b, bf16).astype(np.float64)
+    values = [a.reshape(-1), b.reshape(-1), c.reshape(-1), 128]
+    run_emulated(kernel, (1,), values)
+    near(c, want)
+    c[:] = 0
+    run_threads(kernel, (1,), values)
+    near(c, want)

@@ -240,7 +240,8 @@ def test_memory() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"shape": (64, 60)}, "multiples of 16"),
+        ({"strides": (120,)}, "multiples of 16"),
+        ({"strides": (128, 2)}, "all but the last"),
         ({"box": (64, 512)}, "1 to 256"),
         ({"swizzle": 48}, "32, 64 or 128"),
         ({"swizzle": 64}, "longer than the 64"),
@@ -256,6 +257,7 @@ def test_rules_of_the_copy_engine(wrong: dict[str, Any], says: str) -> None:
         "dtype": "bf16",
         "item": 2,
         "shape": (64, 64),
+        "strides": (128,),
         "box": (64, 64),
         "swizzle": 128,
     }

@@ -62,6 +62,7 @@ class Options:
     words: str | None = None
     seconds: float | None = None  # after so long a library is stopped
     drivers: bool = False  # only our own files, not the library's tests
+    gpu: bool = False  # on a GPU that is there
 
 
 Progress = Callable[[int, int, str], None]  # done, of, the case that runs
@@ -110,7 +111,7 @@ def _run_files(
             "skip": options.skip,
             "roots": [str(checkout / s) for s in library.sources] + [str(checkout)],
             "sources": [str((checkout / s).resolve()) for s in library.sources],
-            "device": library.device,
+            "device": None if options.gpu else library.device,
             # Triton's own libraries ask for helpers of its tests.
             "triton": str(triton) if (triton / "_internal_testing.py").is_file() else None,
             "bare": library.bare,

@@ -19,7 +19,17 @@ from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.fragments import LANE, LANES
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import ROW_BYTES, Match, warp_match
-from tilewright.kernel.nest import THREADS, Loop, Nest, Path, Stmt, Store, store_loads, walk
+from tilewright.kernel.nest import (
+    THREADS,
+    Loop,
+    Nest,
+    Path,
+    Stmt,
+    Store,
+    mentions,
+    store_loads,
+    walk,
+)
 from tilewright.kernel.threads import block_size, launches
 
 BANKS = 32
@@ -100,9 +110,9 @@ def given_rows(b: Buffer, cells: np.ndarray) -> Turns:
     return request(places * b.dtype.bytes, ROW_BYTES)
 
 
-def conflicts(n: Nest) -> list[Conflict]:
-    """The accesses to shared memory for which the first warp of a block takes more turns than it
-    has to, in the first iteration of every loop."""
+def conflicts(n: Nest, of: str = "") -> list[Conflict]:
+    """The accesses to shared memory (`of` one buffer) for which the first warp of a block takes
+    more turns than it has to, in the first iteration of every loop."""
     out: list[Conflict] = []
     for launch in launches(n.body):
         size = block_size(launch)
@@ -113,11 +123,14 @@ def conflicts(n: Nest) -> list[Conflict]:
         )
         done: set[int] = set()
         for s, path in walk(launch):
+            if of and of not in mentions(s):
+                continue
             if isinstance(s, Loop) and (found := warp_match(n, s)) is not None:
                 done |= {id(t) for t, _ in walk((s,))}
                 out += _of_instruction(n, found, s, path, coords)
             elif isinstance(s, Store) and id(s) not in done:
                 out += _of_store(n, s, path, coords)
+    out = [c for c in out if not of or c.access.startswith(f"{of}[")]
     return [c for c in out if c.turns.conflicts]
 
 

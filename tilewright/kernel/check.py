@@ -167,7 +167,7 @@ def _group_roles(g: Group) -> Iterator[Fault]:
 
 @check("nest", "roles-known")
 def _nest_roles(n: Nest) -> Iterator[Fault]:
-    """A role is product or scan."""
+    """A role is one that a kernel's author can say (NEST_ROLES)."""
     for role, name in n.roles:
         if role not in NEST_ROLES:
             yield Fault(f"{name} is {role}; it may be {' or '.join(NEST_ROLES)}")

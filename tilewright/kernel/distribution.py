@@ -19,10 +19,11 @@ from tilewright.ir import dim as D
 from tilewright.ir.atom import Data
 from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Load, Rewriter, Value, cast, const, fn, load
-from tilewright.ir.types import DType, f64, i64
+from tilewright.ir.expr import Load, Rewriter, Value, load
+from tilewright.ir.types import DType
+from tilewright.kernel.box_copies import box_loops, engine_of
 from tilewright.kernel.divisors import Divisors, dim_part, whole_lanes
-from tilewright.kernel.group import Buffer, pointer_buffer
+from tilewright.kernel.group import Buffer
 from tilewright.kernel.group_products import group_product_loops, held_steps, is_group
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import (
@@ -33,6 +34,7 @@ from tilewright.kernel.layouts import (
     Layout,
     axes_of,
     axis_parts,
+    resized,
     size,
     strides,
     whole,
@@ -55,15 +57,17 @@ from tilewright.kernel.nest import (
     substitute_all,
     walk,
     with_bodies,
+    writes,
 )
 from tilewright.kernel.pieces import Piece, choices_in, factors, piece_of, pieces_in, scattered
+from tilewright.kernel.report_records import REPORT_WORDS as REPORT_WORDS
+from tilewright.kernel.report_records import REPORTS as REPORTS
+from tilewright.kernel.report_records import record_of
 from tilewright.kernel.shared_again import used_again
 from tilewright.kernel.swizzle import Swizzled
 from tilewright.kernel.warp_products import Fragments, product_loops
 
 GRID = ("grid0", "grid1", "grid2")
-REPORTS = "reports"  # memory for the reports of kernels: words used so far, then records
-REPORT_WORDS = 1 << 16
 MOST_WRITTEN_OUT = 512  # statements of a piece
 
 Laid = tuple[Loop, Layout]
@@ -145,9 +149,15 @@ class Distribution:
         return out
 
     def _place(self, i: Dim, d: Dim, by: Mapping[Sym, Layout]) -> Layout | None:
+        """The layout of an axis that is accessed so: all of it, or a part from some place on."""
         if d == 1:
             return ()
-        return by.get(D.the_sym(i)) if D.is_sym(i) else None
+        found = _part(i)
+        own = by.get(found[0]) if found is not None else None
+        if found is None or own is None or not isinstance(d, int):
+            return own
+        whole = own if size(own) == d else resized(own, d)
+        return whole if whole is not None and found[1] % size(own[1:]) == 0 else None
 
     def _common(self, p: Piece) -> Iterator[str]:
         """Local buffers that one thread writes for all: by an atomic operation, or where data say
@@ -198,11 +208,19 @@ class Distribution:
                 axes = self.registers[b.name]
                 sizes = (prod(axes[k][j].extent for k, j in own) for own in self._order(b.name))
                 b = replace(b, shape=tuple(sizes))
+            elif b.name in self._read_by_engine():
+                b = replace(b, scope="in")
             out.append(b)
         shared = {b.name: b for b in out if b.scope == "shared"}
         made = used_again(made, shared)
         left = {s.buffer for s, _ in walk(made) if isinstance(s, Alloc)}
         return [b for b in out if b.name not in shared or b.name in left], made
+
+    def _read_by_engine(self) -> set[str]:
+        """Memory that the copy engine reads, and nothing writes."""
+        found = (p for p in pieces_in(self.body) if p.stage in self.products)
+        brought = (p for p in found if engine_of(self.products[p.stage]) is not None)
+        return {str(x.source) for p in brought for x in p.reads()} - writes(self.body)
 
     @cached_property
     def _known(self) -> set[str]:
@@ -230,13 +248,16 @@ class Distribution:
         s = p.statement
         loops = self._laid(p.loops)
         if isinstance(s, Report):
-            return [self._spread(loops, self._reported(p), once=True)]
+            self.fresh += 1
+            told = _with_leaf(p.leaf, record_of(s, self.buffers, self.fresh))
+            return [self._spread(loops, told, once=True)]
         if isinstance(s, Store) and scattered(s):
             one = Atomic(s.stage, str(s.combine), s.buffer, s.index, s.value, order="relaxed")
             return [self._spread(loops, _with_leaf(p.leaf, one), once=True)]
         over = p.over()
         if p.stage in self.products:
-            return [*self._product(p)]
+            brought = engine_of(self.products[p.stage]) is not None
+            return [box_loops(p, self.products[p.stage])] if brought else [*self._product(p)]
         if any(axes_of(self.layout(x)) for x in over):
             return self._combined(p, over)
         private = isinstance(s, Store) and s.buffer in self.registers
@@ -403,7 +424,12 @@ class Distribution:
     def _at(self, name: str, at: tuple[Dim, ...], digits: Digits) -> tuple[Dim, ...]:
         """The place of an element in registers."""
         axes = self.registers[name]
-        own = [[v for v, _ in digits[D.the_sym(i)]] if x else [] for i, x in zip(at, axes)]
+        own: list[list[Dim]] = []
+        for i, x in zip(at, axes, strict=True):
+            var, begin = _part(i) or (None, 0)
+            own.append([v for v, _ in digits[var]] if x and var is not None else [])
+            if own[-1] and begin:
+                own[-1][0] = own[-1][0] + begin // size(x[1:])
         return self._cell(name, own)
 
     def _cell(self, name: str, digits: list[list[Dim]]) -> tuple[Dim, ...]:
@@ -515,30 +541,14 @@ class Distribution:
             made.append((Loop(v, "serial", ()), l))
         return made[: len(data)], made[len(data) :]
 
-    # ---- reports
 
-    def _reported(self, p: Piece) -> Stmt:
-        """A record in memory: how many words, which report, its values."""
-        s = p.statement
-        assert isinstance(s, Report)
-        self.buffers.setdefault(REPORTS, pointer_buffer(REPORTS, i64, "out"))
-        self.fresh += 1
-        slot = f"slot{self.fresh}"
-        self.buffers[slot] = Buffer(slot, i64, (), "local")
-        words = [const(s.site, i64), const(len(s.values), i64), *map(_word, s.values)]
-        stage = f"told{self.fresh}"
-        count = const(len(words), i64)
-        take = Atomic(stage, "add", REPORTS, (0,), count, None, (slot, ()), "relaxed")
-        first = load(slot, (), i64)
-        places = [first.as_dim() + (k + 1) for k in range(len(words))]
-        stores = tuple(Store(stage, REPORTS, (at,), w) for at, w in zip(places, words, strict=True))
-        room = fn("lt", first, const(REPORT_WORDS - len(words) - 1, i64))
-        told: tuple[Stmt, ...] = (Alloc(slot), take, If(room, stores))
-        leaf: Stmt = If(fn("not", s.condition) if s.condition is not None else _TRUE, told)
-        return _with_leaf(p.leaf, leaf)
-
-
-_TRUE = fn("eq", const(0, i64), const(0, i64))
+def _part(i: Dim) -> tuple[Sym, int] | None:
+    """A variable and where it begins, if an index is that."""
+    begin = D.substitute(i, dict.fromkeys(D.symbols(i), 0))
+    rest = i - begin
+    if not isinstance(begin, int) or begin < 0 or not D.is_sym(rest):
+        return None
+    return D.the_sym(rest), begin
 
 
 def _by_lanes(loops: Sequence[Laid]) -> list[Laid]:
@@ -548,13 +558,6 @@ def _by_lanes(loops: Sequence[Laid]) -> list[Laid]:
 
 def _condition(s: Stmt) -> list[Load]:
     return reads(with_bodies(s, [() for _ in bodies(s)])) if bodies(s) else []
-
-
-def _word(v: Value) -> Value:
-    """A value in eight bytes: an integer, or the bits of a double."""
-    if not v.dtype.is_float:
-        return cast(v, i64)
-    return cast(fn("bits_of_f64", cast(v, f64)), i64)
 
 
 def _with_leaf(leaf: Stmt, new: Stmt) -> Stmt:

@@ -47,6 +47,7 @@ from tilewright.kernel.nest import (
 )
 from tilewright.kernel.swizzle import Swizzled, multiple
 from tilewright.kernel.text import parse_group
+from tilewright.kernel.views import View, box_behind, box_in
 
 ROW_BYTES = 16  # that a thread gives the address of
 ANY = None  # a stride that is passed to the instruction
@@ -226,6 +227,7 @@ class Operand:
     index: tuple[Dim, ...] = ()
     owners: tuple[tuple[int, str], ...] = ()  # (axis of the buffer, axis of the threads)
     box: tuple[int, ...] = ()  # of an argument: what the copy engine brings at a time
+    view: View | None = None  # the array behind a pointer that it is a box of
 
 
 @dataclass(frozen=True)
@@ -317,7 +319,8 @@ def _compared(
     best, wrong = Mismatch(""), list[str]()
     value = store.value
     if i.engine and (read := copied(value)) is not None:
-        outside = unlike_bounds(read, n.buffer(str(read.source)).shape, conditions(value))
+        b = n.buffer(str(read.source))
+        outside = None if b.pointer else unlike_bounds(read, b.shape, conditions(value))
         if outside is not None:
             return Mismatch(f"{i.name} gives zeros where an argument ends; {outside}", 2)
         value = read
@@ -349,7 +352,7 @@ def _located(
         if b.name in i.fragments:
             found = _fragment(i, n, b.name, name, index, pairs)
         elif i.engine and x is not None:
-            found = _boxed(i, n, b.name, declared[b.name], name, index, pairs)
+            found = _boxed(i, n, b.name, declared[b.name], x, store, pairs)
         else:
             found = _placed(i, n, b.name, declared[b.name], name, index, pairs)
         if isinstance(found, Mismatch):
@@ -475,30 +478,22 @@ def _boxed(
     n: Nest,
     operand: str,
     declared: tuple[Dim, ...],
-    buffer: str,
-    index: tuple[Dim, ...],
+    x: Load,
+    store: Store,
     pairs: Pairs,
 ) -> Operand | Mismatch:
-    """An operand that is a box of an argument: its axes are axes of the argument, in order, and its
-    columns are the last one."""
-    b = n.buffer(buffer)
-    if b.scope != "in" or b.pointer or len(index) != i.engine:
-        return Mismatch(f"{operand} of {i.name} is an argument of {i.engine} axes", 3)
-    table: dict[Sym, Dim] = {a: 0 if x is None else D.as_int(x.var) for a, x in pairs}
-    inside = {x.var: 0 for _, x in pairs if x is not None}
-    first = tuple(D.substitute(d, inside) for d in index)
-    left = [d for d in (D.substitute(d, table) for d in declared) if d != 0]
-    box: list[int] = []
-    for k, (at, start) in enumerate(zip(index, first, strict=True)):
-        along = left[0] if left and not D.known_eq(at, start) else 0
-        columns = k == len(index) - 1
-        if not D.known_eq(at - start, along) or (len(left) == 1 and along != 0 and not columns):
-            return Mismatch(f"axis {k} of {buffer} is read at {at}, which is no box", 3)
-        box.append(D.bounds(along)[1] + 1)
-        left = left[1:] if along != 0 else left
-    if left:
-        return Mismatch(f"{buffer} is not read along {left[0]}", 3)
-    return Operand(operand, buffer, 0, (), first, box=tuple(box))
+    """An operand that is a box of an argument, or of an array behind a pointer."""
+    b = n.buffer(str(x.source))
+    loops = {a: y.var for a, y in pairs if y is not None}
+    if b.pointer:
+        found = box_behind(b, x, conditions(store.value), list(loops.values()), n.dims, i.engine)
+    else:
+        table: dict[Sym, Dim] = {a: D.as_int(loops[a]) if a in loops else 0 for a, _ in pairs}
+        along = [D.substitute(d, table) for d in declared]
+        found = box_in(b, x.index, along, set(loops.values()), i.engine)
+    if isinstance(found, str):
+        return Mismatch(f"{operand} of {i.name} is a box of an argument; {found}", 3)
+    return Operand(operand, b.name, 0, (), found.first, box=found.box, view=found.view)
 
 
 def _fragment(

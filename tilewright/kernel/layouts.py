@@ -74,6 +74,14 @@ def size(x: Layout) -> int:
     return prod(d.extent for d in x)
 
 
+def resized(x: Layout, to: int) -> Layout | None:
+    """The layout of an axis of which a loop is a part, or of a part of it: more or fewer of its
+    outermost registers. None where those are threads, or not whole."""
+    rest = size(x[1:])
+    whole = bool(x) and x[0].at in (REGISTER, FRAGMENT) and to % rest == 0 and to >= 2 * rest
+    return (Digit(to // rest, x[0].at), *x[1:]) if whole else None
+
+
 def axes_of(x: Layout) -> set[str]:
     """The axes of threads that a layout uses."""
     return {d.axis for d in x if d.axis is not None}

@@ -41,7 +41,7 @@ KINDS = (*PLAIN, *BLOCKS, *THREADS)
 ANY_ORDER = ("independent", "parallel")
 # shared: one per block of threads; stack, heap, let: local, of legal nests (memory.py and hoist.py
 # of kernel/legal/); the others are explained at group.Buffer
-NEST_ROLES = ("product", "scan", "gathered")
+NEST_ROLES = ("product", "scan", "gathered", "described", "specialised")
 SCOPES = ("in", "out", "local", "register", "stack", "heap", "let", "shared", "memory")
 
 # What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.
@@ -275,8 +275,9 @@ class Nest:
     body: tuple[Stmt, ...]
     dims: tuple[Sym, ...] = ()
     precision: str = "reassociate"  # what steps may do to sums of floats; see group.Group
-    # What a stage or a loop is, as the kernel's author said it, where its statements do not show
-    # it: a "product" of tiles, a loop of a "scan".
+    # What a stage, a loop or an argument is, as the kernel's author said it, where its statements
+    # do not show it: a "product" of tiles, a loop of a "scan", memory that was "described" as an
+    # array to be read in boxes, a loop whose copies a "specialised" warp should issue.
     roles: tuple[tuple[str, str], ...] = ()
 
     def buffer(self, name: str) -> Buffer:

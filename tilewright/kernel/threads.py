@@ -55,7 +55,7 @@ from tilewright.kernel.nest import (
     store_loads,
     walk,
 )
-from tilewright.kernel.roles import by_producer, role_faults
+from tilewright.kernel.roles import by_producer, role_faults, role_loop
 
 
 def launches(body: tuple[Stmt, ...]) -> list[tuple[Stmt, ...]]:
@@ -87,8 +87,9 @@ def has_threads(body: tuple[Stmt, ...]) -> bool:
 
 
 def uses_of(body: tuple[Stmt, ...], buffers: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """The first and the last statement of a body that use each of the buffers it allocates."""
-    own = {s.buffer for s in body if isinstance(s, Alloc)} & set(buffers)
+    """The first and the last statement of a body that use each of the buffers that are allocated in
+    it, or inside its statements."""
+    own = {s.buffer for s, _ in walk(body) if isinstance(s, Alloc)} & set(buffers)
     out: dict[str, tuple[int, int]] = {}
     for k, s in enumerate(body):
         for name in own & mentions(s) if not isinstance(s, Alloc) else ():
@@ -98,21 +99,28 @@ def uses_of(body: tuple[Stmt, ...], buffers: Iterable[str]) -> dict[str, tuple[i
 
 def apart_in_time(n: Nest, launch: tuple[Stmt, ...]) -> frozenset[tuple[str, str]]:
     """Pairs of shared buffers of a block of which one is used up before the other is first used,
-    with a barrier between."""
+    with a barrier between. The copy engine is none of the threads that meet there: it gets no
+    memory that threads have written, and a producer, which runs ahead of them, no memory at all."""
     _, body = grid_of(launch)
     uses = uses_of(body, (b.name for b in n.buffers if b.scope == "shared"))
+    stores = [(s.buffer, instruction_around(p)) for s, p in walk(body) if isinstance(s, Store)]
+    brought = {name for name, i in stores if i is not None and i.engine}
+    alone = role_loop(body) is not None
     out: set[tuple[str, str]] = set()
     for a, (_, last) in uses.items():
         for b, (first, _) in uses.items():
-            if any(isinstance(s, Barrier) for s in body[last + 1 : first]):
+            ahead = b in brought and (alone or a not in brought)
+            if not ahead and any(isinstance(s, Barrier) for s in body[last + 1 : first]):
                 out.add((a, b))
     return frozenset(out)
 
 
-def handed_on(n: Nest, body: tuple[Stmt, ...]) -> dict[int, set[str]]:
-    """By statement that is the first to use a shared buffer, the shared buffers of the body that
-    are not used any more then."""
-    uses = uses_of(body, (b.name for b in n.buffers if b.scope == "shared"))
+def handed_on(n: Nest, body: tuple[Stmt, ...], inner: bool = False) -> dict[int, set[str]]:
+    """By statement that is the first to use a shared buffer, the shared buffers of the body (and of
+    `inner` statements) that are not used any more then."""
+    own = {s.buffer for s in body if isinstance(s, Alloc)}
+    shared = (b.name for b in n.buffers if b.scope == "shared" and (inner or b.name in own))
+    uses = uses_of(body, shared)
     out: dict[int, set[str]] = {}
     for first, _ in uses.values():
         gone = {name for name, (_, last) in uses.items() if last < first}

@@ -14,21 +14,21 @@ the box.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
+from tilewright.kernel.box_copies import by_engine
 from tilewright.kernel.fragments import LANES
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, match
+from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, Operand, match
 from tilewright.kernel.nest import (
     THREADS,
     Alloc,
     Loop,
-    Path,
     Stmt,
     Store,
     Wait,
@@ -39,7 +39,8 @@ from tilewright.kernel.nest import (
     writes,
 )
 from tilewright.kernel.roles import role_loop, versions_of
-from tilewright.kernel.threads import grid_of, instruction_around
+from tilewright.kernel.threads import grid_of
+from tilewright.kernel.views import FARTHEST
 from tilewright.llvm.async_copies import AsyncCopies
 from tilewright.llvm.body import Body
 from tilewright.llvm.combine import ThreadSums
@@ -55,7 +56,8 @@ MOST_AXES = 5  # that it takes
 @dataclass(frozen=True)
 class Box:
     """A tensor map that a launch needs: of which buffer, and the box that is copied at a time, its
-    rows swizzled over so many bytes."""
+    rows swizzled over so many bytes. `strides` are those of an array behind a pointer, in elements,
+    `first` the element that it begins with."""
 
     buffer: str
     dtype: str
@@ -63,17 +65,28 @@ class Box:
     shape: tuple[Dim, ...]
     box: tuple[int, ...]
     swizzle: int
+    strides: tuple[Dim, ...] = ()
+    first: Dim = 0
+
+    def described(self, address: int, sizes: Mapping[str, int]) -> tuple[int, list[int], list[int]]:
+        """Where the tensor begins, its shape, and its strides but the last in bytes: of these sizes
+        of a launch."""
+        shape = [int(D.evaluate(d, sizes)) for d in self.shape]
+        if self.strides and max(shape) >= FARTHEST:
+            raise Unsupported(f"an array {shape} is too long for the copy engine")
+        steps = [int(D.evaluate(d, sizes)) * self.item for d in self.strides[:-1]]
+        if not self.strides:
+            step = self.item
+            for n in reversed(shape[1:]):
+                step *= n
+                steps.insert(0, step)
+        return address + self.item * int(D.evaluate(self.first, sizes)), shape, steps
 
 
 def instructions(launch: tuple[Stmt, ...]) -> list[tuple[Loop, Intrinsic]]:
     """The instructions of a launch, each where it stands."""
     loops = (s for s, _ in walk(launch) if isinstance(s, Loop) and s.instruction)
     return [(s, INTRINSICS[s.instruction]) for s in loops]
-
-
-def by_engine(path: Path) -> bool:
-    i = instruction_around(path)
-    return i is not None and i.engine > 0
 
 
 def ring(launch: tuple[Stmt, ...]) -> int:
@@ -228,10 +241,9 @@ class BulkCopies:
             self.boxes.append(box)
         source, to = found.operands
         into = self.a.at(self.c.buffers[to.buffer], to.base)
-        dim = self.body.indices.dim
-        b = self.c.buffers[source.buffer]
-        index = [source.index[k] for k in reversed(_axes(b))]
-        places = [self.put(f"trunc i64 {dim(d)} to i32") for d in index]
+        shape = self._shape(source)
+        index = [source.index[k] for k in reversed(_axes(shape))]
+        places = [self.put(f"trunc i64 {self._in_reach(d)} to i32") for d in index]
         args = [
             ("ptr", "%s", f"%map{self.boxes.index(box)}"),
             ("ptr", "%d", into),
@@ -268,17 +280,31 @@ class BulkCopies:
         index = [D.substitute(d, same) for d in (*source.index, to.base)]
         return 1 if any(each in D.symbols(d) for d in index) else count
 
+    def _shape(self, source: Operand) -> tuple[Dim, ...]:
+        return self.c.buffers[source.buffer].shape if source.view is None else source.view.shape
+
+    def _in_reach(self, d: Dim) -> str:
+        """A place as the engine takes it. One that is far outside, which is not known to fit into
+        32 bits, stays outside."""
+        place = self.body.indices.dim(d)
+        low, high = D.bounds(d)
+        for far, most, name in ((high, FARTHEST, "smin"), (-low, -FARTHEST, "smax")):
+            if far > FARTHEST:
+                self.w.arith.declares.add(f"declare i64 @llvm.{name}.i64(i64, i64)")
+                place = self.put(f"call i64 @llvm.{name}.i64(i64 {place}, i64 {most})")
+        return place
+
     def box_of(self, found: Match, blocks: int = 1) -> Box | None:
         """The instruction of the copy engine, where it takes the tensor. Blocks of a cluster share
         its rows."""
         source, to = found.operands
-        b = self.c.buffers[source.buffer]
+        b, given = self.c.buffers[source.buffer], self._shape(source)
         steps: list[Dim] = [b.dtype.bytes]
-        for d in reversed(b.shape[1:]):
+        for d in reversed(given[1:]):
             steps.append(steps[-1] * d)
-        whole = all(_multiple(x, 16) for x in steps[1:])
-        small = all(D.bounds(d)[1] < LARGEST for d in b.shape)
-        axes = _axes(b)
+        whole = source.view is not None or all(_multiple(x, 16) for x in steps[1:])
+        small = source.view is not None or all(D.bounds(d)[1] < LARGEST for d in given)
+        axes = _axes(given)
         if self.block.aligned % 16 or not whole or not small or len(axes) > MOST_AXES:
             return None
         box = (
@@ -288,8 +314,12 @@ class BulkCopies:
         )
         swizzle = self.c.buffers[to.buffer].swizzle
         over = 0 if swizzle is None else b.dtype.bytes << (swizzle.base + swizzle.bits)
-        shape, sizes = tuple(b.shape[k] for k in axes), tuple(box[k] for k in axes)
-        return Box(b.name, str(b.dtype), b.dtype.bytes, shape, sizes, over)
+        shape, sizes = tuple(given[k] for k in axes), tuple(box[k] for k in axes)
+        made = Box(b.name, str(b.dtype), b.dtype.bytes, shape, sizes, over)
+        if source.view is None:
+            return made
+        strides = tuple(source.view.strides[k] for k in axes)
+        return replace(made, strides=strides, first=source.view.first)
 
     def _by_threads(self, s: Loop) -> None:
         """The threads of the block, or of the producer, share the elements."""
@@ -540,9 +570,9 @@ def _together(launch: tuple[Stmt, ...]) -> dict[int, list[str]]:
     return out
 
 
-def _axes(b: Buffer) -> list[int]:
+def _axes(shape: tuple[Dim, ...]) -> list[int]:
     """The axes that the copy engine is told of: the last two, and those of several elements."""
-    return [k for k, d in enumerate(b.shape) if d != 1 or k >= len(b.shape) - 2]
+    return [k for k, d in enumerate(shape) if d != 1 or k >= len(shape) - 2]
 
 
 def _multiple(d: Dim, of: int) -> bool:

@@ -10,6 +10,7 @@ from tilewright.ir.target import Grid
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Stmt, Store, store_loads, walk
+from tilewright.kernel.shared_places import alignment_of, shared_places
 from tilewright.kernel.swizzle import multiple
 
 # Shared memory that a kernel may have without more being allocated at its launch.
@@ -38,11 +39,6 @@ def check_lanes(launch: tuple[Stmt, ...], buffers: Mapping[str, Buffer]) -> None
                 )
 
 
-def _alignment(b: Buffer) -> int:
-    """All banks; of swizzled memory, what instructions that read swizzled tiles need."""
-    return 128 if b.swizzle is None else min(1024, max(128, b.swizzle.period * b.dtype.bytes))
-
-
 class Shared:
     """The shared memory of a kernel: a variable for each buffer, or, where they are more than a
     kernel has by itself, places in one that the launch allocates."""
@@ -63,19 +59,8 @@ class Shared:
         self.lines: list[str] = []
         self.places: dict[str, str] = {}
         sizes = {b.name: bytes_of(b, "shared memory") for b in buffers}
-        whole = {b.name: _alignment(b) for b in buffers}
-        places: dict[str, int] = {}
-        total = 0
-        for b in sorted(buffers, key=lambda b: -whole[b.name]):
-            others = [x for x in places if (x, b.name) not in apart and (b.name, x) not in apart]
-            ends = [places[x] + sizes[x] for x in others]
-            fits = (-(-end // whole[b.name]) * whole[b.name] for end in sorted([0, *ends]))
-            places[b.name] = next(
-                at
-                for at in fits
-                if all(at >= end or at + sizes[b.name] <= places[x] for x, end in zip(others, ends))
-            )
-            total = max(total, places[b.name] + -(-sizes[b.name] // 128) * 128)
+        whole = {b.name: alignment_of(b) for b in buffers}
+        places, total = shared_places(buffers, sizes, apart)
         first, total = total, total + barriers
         if total > grid.block_shared:
             raise Unsupported(

@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import tilewright.testing as testing
@@ -104,6 +104,10 @@ def _contents() -> dict[str, dict[str, Any]]:
             "CompilationError": diagnostics.CompileError,
             "must_use_result": must_use_result,
             "aggregate": core.aggregate,
+        },
+        "triton._C": {},
+        "triton._C.libtriton": {
+            "nvidia": SimpleNamespace(cublas=SimpleNamespace(CublasLt=performance.CublasLt))
         },
         "triton.errors": base,
         "triton._utils": {

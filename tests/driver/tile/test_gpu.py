@@ -13,21 +13,11 @@ import torch
 
 import tilewright as tw
 import tilewright.language as tl
+from tests.gpu.fake_tiles import there
 from tilewright.base.errors import Invalid, Unsupported
-from tilewright.driver.tile import gpu
+from tilewright.driver.tile import gpu, jit
 from tilewright.runtime.cuda.module import Facts
 from tilewright.targets import nvptx
-
-
-class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU."""
-
-    is_cpu = False  # type: ignore[assignment]
-    device = SimpleNamespace(type="cuda", index=0)  # type: ignore[assignment]
-
-
-def there(x: torch.Tensor) -> torch.Tensor:
-    return x.as_subclass(OnGpu)
 
 
 @dataclass
@@ -54,7 +44,7 @@ class Launches:
             self.launched.append(function.ptx)
             return 0
 
-        return SimpleNamespace(packed=lambda: go, failed=None)
+        return SimpleNamespace(packed=lambda maps: go, failed=None)
 
 
 @pytest.fixture
@@ -138,3 +128,79 @@ def test_a_kernel_that_does_nothing_is_not_launched(launches: Launches) -> None:
     for _ in range(2):
         kernel = idle_kernel[(4,)](x, 32)
     assert not launches.calls and "idle_kernel" in kernel.asm["ttir"]
+
+
+# ---- launches as before
+
+
+@tw.jit
+def moved_kernel(x, out, n, step, by, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at * step, tl.load(x + at, mask=at < n) * by, mask=at < n)
+
+
+def tensors_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the processor stand for those of a GPU: their class is torch's own."""
+    monkeypatch.setattr(jit, "gpu_of", lambda function, given: 0)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0)
+
+
+def test_a_launch_as_before_packs_addresses_only(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors_there(monkeypatch)
+    f = tw.jit(moved_kernel.fn)
+    x, y, out = torch.ones(128), torch.ones(128), torch.zeros(256)
+    f[(4,)](x, out, 100, 2, 0.5, BLOCK=32, num_warps=2)
+    assert len(f.again) == 0, "the first launch only makes the kernel"
+    for source in (x, y, x):
+        f[(4,)](source, out, 100, 2, 0.5, BLOCK=32, num_warps=2)
+    assert len(f.again) == 1 and len(launches.modules) == 1
+    first, *others = launches.calls
+    for (words, blocks, threads), source in zip(others, (x, y, x), strict=True):
+        assert words == [source.data_ptr(), *first[0][1:]]
+        assert (blocks, threads) == first[1:]
+
+
+@pytest.mark.parametrize(
+    ("n", "by", "grid"), [(100, 0.25, (4,)), (99, 0.5, (4,)), (100, 0.5, (3,)), (True, 0.5, (4,))]
+)
+def test_other_numbers_are_other_launches(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, n: int, by: float, grid: tuple[int, ...]
+) -> None:
+    tensors_there(monkeypatch)
+    f, plain = tw.jit(moved_kernel.fn), tw.jit(moved_kernel.fn)
+    x, out = torch.ones(128), torch.zeros(256)
+    for _ in range(3):
+        f[(4,)](x, out, 100, 2, 0.5, BLOCK=32)
+    f[grid](x, out, n, 2, by, BLOCK=32)
+    plain[grid](x, out, n, 2, by, BLOCK=32)
+    assert launches.calls[-1] == launches.calls[-2]
+
+
+def test_what_equals_without_being_the_same_is_not_remembered(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors_there(monkeypatch)
+    f = tw.jit(moved_kernel.fn)
+    x, out = torch.ones(128), torch.zeros(256)
+    for by in (0.0, 0.0, -0.0):
+        f[(4,)](x, out, 100, 2, by, BLOCK=32)
+    assert launches.calls[-1][0] != launches.calls[-2][0] and not f.again
+
+
+def test_overlapping_and_unaligned_tensors_are_noticed(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors_there(monkeypatch)
+    f = tw.jit(moved_kernel.fn)
+    x, out = torch.ones(129), torch.zeros(256)
+    for _ in range(3):
+        f[(4,)](x[:128], out, 100, 2, 0.5, BLOCK=32)
+    known = dict(f.again)
+    for _ in range(2):
+        f[(4,)](x[1:], out, 100, 2, 0.5, BLOCK=32)
+    assert len(launches.modules) == 2, "another kernel, for addresses that are no multiples of 16"
+    assert f.again == known, "which is not the one of the others"
+    f[(4,)](out[:128], out, 100, 2, 0.5, BLOCK=32)
+    assert len(launches.modules) == 3, "another one, for tensors in the same memory"

@@ -20,6 +20,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
 from tilewright.base.errors import Invalid, Refused
+from tilewright.driver.looking.gpu_tile_explain import GpuTileReport, explain_gpu_tile
 from tilewright.driver.looking.tables import bytes_text, count, new_table, rendered, short_place
 from tilewright.driver.tile.compile import Forms
 from tilewright.driver.tile.jit import JITFunction, KernelInterface
@@ -103,7 +104,7 @@ class TileReport:
 class TileExplanation:
     """What a kernel was compiled to. Prints as a page for each specialisation."""
 
-    kernels: tuple[TileReport, ...]
+    kernels: tuple[TileReport | GpuTileReport, ...]
 
     def __str__(self) -> str:
         return rendered(self)
@@ -115,12 +116,15 @@ class TileExplanation:
         for k, report in enumerate(self.kernels):
             if k:
                 yield Text("")
-            yield from _page(report)
+            yield from report.page() if isinstance(report, GpuTileReport) else _page(report)
 
 
 def explain_tiles(x: Any) -> TileExplanation:
     """What a kernel, or all its specialisations, was compiled to."""
-    return TileExplanation(tuple(map(_report, _kernels(x))))
+    found = _kernels(x)
+    on_gpu = [hasattr(k.launchable, "make_forms") for k in found]
+    pairs = zip(found, on_gpu, strict=True)
+    return TileExplanation(tuple(explain_gpu_tile(k) if gpu else _report(k) for k, gpu in pairs))
 
 
 def is_tile_kernel(x: Any) -> bool:

@@ -143,13 +143,21 @@ _descriptors: dict[Any, Kind] = {}
 
 def descriptor_kind(x: TensorDescriptor, base: Kind) -> Kind:
     rank, block = len(x.shape), tuple(map(int, x.block_shape))
-    key = (base, rank, block, x.padding)
+    element = base.argument.element
+    assert isinstance(element, Pointer)
+    # Rows that are apart by multiples of 16 bytes, and such that are as long.
+    unit = max(1, ALIGNMENT // element.to.bytes)
+    whole = all(n > 0 and n % unit == 0 for n in x.strides[:-1])
+    full = x.shape[-1] % unit == 0
+    key = (base, rank, block, x.padding, whole, full)
     found = _descriptors.get(key)
     if found is None:
-        sizes = Argument.scalar(DTYPES["i32"], positive=True)
-        steps = Argument.scalar(DTYPES["i64"])
-        parts = [base.argument, *[sizes] * rank, *[steps] * (rank - 1), Argument.constant(1)]
-        text = f"tensordesc<{base.text[1:]}[{','.join(map(str, block))}]>"
+        sizes = [Argument.scalar(DTYPES["i32"], positive=True)] * (rank - 1)
+        sizes.append(Argument.scalar(DTYPES["i32"], unit if full else 1, positive=True))
+        steps = Argument.scalar(DTYPES["i64"], unit if whole else 1, positive=whole)
+        parts = [base.argument, *sizes, *[steps] * (rank - 1), Argument.constant(1)]
+        known = f"{':16' * whole}{':full' * full}"
+        text = f"tensordesc<{base.text[1:]}[{','.join(map(str, block))}]{known}>"
         make = _Made(f"{text} {rank} {x.padding}", x.maker())
         found = _descriptors.setdefault(key, Kind(Argument.group(parts, make), text, base.gpu))
     return found

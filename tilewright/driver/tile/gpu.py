@@ -11,7 +11,7 @@ import ctypes
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from importlib import import_module
@@ -32,10 +32,12 @@ from tilewright.kernel.distribution import REPORT_WORDS
 from tilewright.lang.tile.lowering.reports import Reports
 from tilewright.runtime.cuda.device import Device, device
 from tilewright.runtime.cuda.module import Function, Launcher, Module
+from tilewright.runtime.cuda.quick import HEAD
 from tilewright.targets import nvptx
 
 KIND = "gpu tile"  # of cache entries
 _COMPILER = "tilewright.driver.tile.gpu_compile"
+_MAPS = "tilewright.driver.tile.gpu_maps"
 MOST_SQUEEZED = 48  # registers of a thread; of more, many would be spilled
 FEW_SPILLED = 0  # bytes: 16 cost a softmax of float32 7 % (measured on an H200)
 SHARED = 64 << 10  # bytes that the blocks of a multiprocessor may have together, on any GPU
@@ -70,6 +72,7 @@ class GpuTile:
 
     def __post_init__(self) -> None:
         b: Binding = self.code.binding
+        self._words: Callable[[Any, Grid], bytes] | None = None
         self.pairs, self.stored = b.pairs, b.stored
         self.reports = Reports(b.name, b.sites)
         if not self.code.symbol:
@@ -107,7 +110,6 @@ class GpuTile:
 
         b: Binding = self.code.binding
         scope: dict[str, Any] = {
-            "go": self.launcher.packed(),
             "failed": self.launcher.failed,
             "stream": torch._C._cuda_getCurrentRawStream,
             "report": self._report,
@@ -131,10 +133,18 @@ class GpuTile:
             lines.append("records = room()")
             given.insert(self.code.reports, "records.data_ptr()")
             forms.insert(self.code.reports, "q")
+        sizes: list[str] = []
         for kind, which, unit in b.dims:
             one = f"values[{which}]{f' // {unit}' if unit > 1 else ''}"
-            given.append(f"grid[{which}]" if kind == "grid" else one)
-            forms.append("q")
+            sizes.append(f"grid[{which}]" if kind == "grid" else one)
+        maps = [] if self.code.maps is None else self.code.maps.known(self.on)
+        self.go = scope["go"] = self.launcher.packed(len(maps))
+        for k, (slot, known) in enumerate(maps):
+            scope[f"maps{k}"] = known
+            key = ", ".join((f"values[{b.slots[slot][0]}]", *(sizes[j] for j in known.used)))
+            sizes.append(f"maps{k}[({key},)].address")
+        given += sizes
+        forms += ["q"] * len(sizes)
         scope["pack"] = struct.Struct(f"<4q{''.join(forms)}").pack
         words = ", ".join((f"stream({self.on.number})", "*grid", *given))
         lines += [f"code = go(pack({words}))", "if code:", "    failed(code, grid)"]
@@ -142,7 +152,36 @@ class GpuTile:
             lines.append("report(records)")
         body = "\n    ".join(lines)
         exec(f"def launch(values, given, grid):\n    {body}\n", scope)
+        if self.code.reports < 0 and not maps:
+            all_words = f"pack(0, *grid, {', '.join(given)})"
+            exec(f"def words(values, grid):\n    return {all_words}\n", scope)
+            self._words = scope["words"]
         return scope["launch"]
+
+    def frozen(
+        self,
+        pick: Callable[[Any], Any],
+        values: Sequence[Any],
+        tensors: Sequence[int],
+        grid: Grid,
+    ) -> tuple[Any, ...] | None:
+        """A launch of which only the addresses of tensors will be others: a function that packs the
+        words up to these, the words that follow, and what takes all. None where addresses are not
+        the first words, in this order."""
+        slots = self.code.binding.slots
+        own = [which for which, what in slots if what == POINTER]
+        first = [what == POINTER for _, what in slots[: len(tensors)]]
+        flat = not any(isinstance(x, tuple) for x in values)
+        if self._words is None or len(own) != len(tensors) or not all(first) or not flat:
+            return None
+        if [pick(tuple(range(len(values))))[which] for which in own] != list(tensors):
+            return None
+        given, overflows = pick(values), self.code.binding.overflows
+        if overflows and eval(overflows, {"values": given, "grid": grid}):
+            return None
+        begin = HEAD + len(tensors)
+        rest = self._words(given, grid)[8 * begin :]
+        return struct.Struct(f"<{begin}q").pack, rest, self.go
 
     def _room(self) -> Any:
         """Memory for the reports of a launch."""
@@ -219,15 +258,17 @@ def cached_gpu_tile(wanted: Request, number: int, log: Log) -> GpuTile:
 
 def code_text(code: Any) -> str:
     """Two lines of JSON, then the PTX."""
-    row = [code.symbol, code.threads, code.shared, code.reports]
+    maps = code.maps.text if code.maps is not None else ""
+    row = [code.symbol, code.threads, code.shared, code.reports, maps]
     return f"{binding_text(code.binding)}\n{json.dumps(row)}\n{code.ptx}"
 
 
 def read_code(text: str) -> Any:
     head, row, ptx = text.split("\n", 2)
-    symbol, threads, shared, reports = json.loads(row)
+    symbol, threads, shared, reports, packed = json.loads(row)
+    maps = import_module(_MAPS).read_maps(packed) if packed else None
     compiler = import_module(_COMPILER)
-    return compiler.GpuCode(read_binding(head), ptx, symbol, tuple(threads), shared, reports)
+    return compiler.GpuCode(read_binding(head), ptx, symbol, tuple(threads), shared, reports, maps)
 
 
 def warps_of(options: Mapping[str, Any]) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from tilewright.base.events import Log
 from tilewright.base.fresh_stack import on_fresh_stack
 from tilewright.driver.tile.compile import WRITING, binding_of
 from tilewright.driver.tile.compiled import Binding
+from tilewright.driver.tile.gpu_maps import TileMaps
 from tilewright.driver.tile.request import Request
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.grid_tiles import schedule_tile_grid
@@ -40,6 +41,7 @@ class GpuCode:
     threads: tuple[int, int, int]
     shared: int
     reports: int  # where among the arguments the memory for reports is; -1: nowhere
+    maps: TileMaps | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ class GpuForms:
         names = [x for x in launch.arguments if x != REPORTS]
         made = binding_of(self.lowered, self.form, [known[x] for x in names])
         at = launch.arguments.index(REPORTS) if REPORTS in launch.arguments else -1
-        return GpuCode(made, self.ptx, launch.symbol, launch.threads, launch.shared, at)
+        slots = tuple(names.index(b.buffer) for b in launch.boxes)
+        maps = TileMaps(launch.boxes, slots, self.kernels.dims) if slots else None
+        return GpuCode(made, self.ptx, launch.symbol, launch.threads, launch.shared, at, maps)
 
 
 @on_fresh_stack

@@ -7,11 +7,9 @@ kernel. Everything else happens once per key.
 
 from __future__ import annotations
 
-import linecache
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property, partial
 from importlib import import_module
@@ -19,12 +17,10 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, overload
 
-from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
 from tilewright.base.untraced import untraced
 from tilewright.driver.tile.arguments import (
-    PLAIN,
     BadArguments,
     TooWide,
     argument_of,
@@ -32,9 +28,10 @@ from tilewright.driver.tile.arguments import (
     handlers_of,
     leaves,
 )
-from tilewright.driver.tile.devices import GPU, gpu_of, key_of_launch, of_options
+from tilewright.driver.tile.calls import DEFAULTS as DEFAULTS
+from tilewright.driver.tile.calls import IGNORED, Calls, Given, Missing, calls
+from tilewright.driver.tile.devices import GPU, gpu_of, of_options
 from tilewright.driver.tile.launch import (
-    GRIDS,
     NATIVE,
     CompiledKernel,
     Executor,
@@ -62,35 +59,6 @@ from tilewright.lang.tile.language.types import constexpr, dtype_of
 from tilewright.lang.tile.lowering.state import APART, Aliasing
 
 T = TypeVar("T")
-Given = Sequence[Any]  # the arguments of a launch, in the order of the parameters
-
-# Options of a launch that say how a GPU shares out work. They change no result and are ignored.
-IGNORED = frozenset(
-    """num_warps num_stages num_ctas maxnreg enable_fp_fusion launch_cooperative_grid launch_pdl
-    cluster_dims ptx_version ptx_options ir_override arch warp_size extern_libs sanitize_overflow
-    allow_fp8e4nv allowed_dot_input_precisions default_dot_input_precision
-    max_num_imprecise_acc_default supported_fp8_dtypes deprecated_fp8_dot_operand_dtypes
-    deprecated_fp8_dtypes enable_reflect_ftz waves_per_eu matrix_instr_nonkdim kpack
-    schedule_hint num_buffers_warp_spec num_consumer_groups reg_dec_producer reg_inc_consumer
-    instrumentation_mode minRegAutoWS maxRegAutoWS backend_name num_threads early_inline_fn
-    fpsan_homomorphic_casts optimize_epilogue""".split()
-)
-
-_USUAL_WARPS = frozenset((None, *(1 << k for k in range(8))))  # other values are checked
-
-
-@dataclass
-class Defaults:
-    """What holds for kernels that do not say otherwise."""
-
-    debug: bool = False  # are asserts checked?
-    causes: bool = False  # do errors in kernels carry what is wrong a second time, as their cause?
-    # Called before each launch with the kernel, its arguments, options and the sizes of the grid.
-    # What they give back, if anything, is called after it.
-    listeners: list[Callable[..., Any]] = field(default_factory=list)
-
-
-DEFAULTS = Defaults()
 
 
 class KernelInterface(Generic[T]):
@@ -140,6 +108,8 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         self.pre_run_hooks: list[Callable[..., Any]] = []
         self.log = Log()
         self.kernels: dict[Any, CompiledKernel] = {}
+        self.again: dict[Any, Any] = {}  # launches on a GPU that are remembered (calls.py)
+        self.quick_for: frozenset[int] | None = None  # parameters that are tensors in these
         self._repr = repr
         self._lock = threading.RLock()
         self._making: dict[Any, threading.Lock] = {}
@@ -176,6 +146,8 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
     def replace_source(self, source: str) -> None:
         super().replace_source(source)
         self.kernels.clear()
+        self.again.clear()
+        self.quick_for = None
         self.__dict__.pop("_calls", None)
 
     _unsafe_update_src = replace_source
@@ -195,6 +167,10 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
     @cached_property
     def _calls(self) -> Calls:
         return calls(self)
+
+    def use_calls(self, made: Calls) -> None:
+        """Launches from now on run these."""
+        self._calls = made
 
     def _slowly(self, grid: Any, given: Given, rest: Given, options: dict[str, Any]) -> Any:
         """A launch with everything that is checked: of a kernel that is to be made, of arguments
@@ -264,6 +240,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
                         raise error.with_traceback(None) from cause
                     kernel.relation = relation(self, given, arguments, kernel.launchable)
                     kernel.gpu = gpu
+                    kernel.remembers = gpu is not None
                     with self._lock:
                         # A global changed meanwhile: later launches must not find this kernel.
                         if self.hash() == made_of:
@@ -325,6 +302,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         )
         self._hash = None
         self.kernels.clear()
+        self.again.clear()
         self._making.clear()
 
     # ---- what can be wrong with a launch
@@ -333,9 +311,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         where = f"{self.file}:{self.line}"
         known = ", ".join(self.arg_names)
         unknown = [n for n in options if n not in IGNORED and n != "debug"]
-        missing = [
-            p for p, v in zip(self.parameters, given, strict=True) if v.__class__ is _Missing
-        ]
+        missing = [p for p, v in zip(self.parameters, given, strict=True) if v.__class__ is Missing]
         if unknown:
             names = [p.name for p in missing] or [*self.arg_names, *IGNORED]
             close = get_close_matches(unknown[0], names, 1)
@@ -377,10 +353,6 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
                 kind = TooWide if isinstance(wrong, TooWide) else BadArguments
                 return kind(what, where=f"{self.file}:{self.line}", hint=wrong.hint)
         return problem
-
-
-class _Missing:
-    """Stands for an argument that a launch was not given."""
 
 
 class BadOption(Invalid, AssertionError):
@@ -433,148 +405,6 @@ def _picker(runtime: Sequence[Argument]) -> Callable[[Sequence[Any]], Sequence[A
 
 def _all(values: Sequence[Any]) -> Sequence[Any]:
     return values
-
-
-# ---- what a launch runs
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Functions written for the signature of a kernel."""
-
-    launch: Callable[..., Any]  # (grid, arguments as the user gives them): binds, finds, runs
-    gather: Callable[..., Any]  # (arguments as the user gives them): all in order, rest, options
-    bind: Callable[[Given], Any]  # (all in order): the key of their kernel, and launch values
-
-
-_SOURCE = """
-def launch(_tw_grid, /, {head}):
-    try:
-        {bind}
-        _tw_key = {key}
-        if _tw_options:  # a key with warps and stages is that of a GPU's kernel
-            _tw_w = _tw_options.get("num_warps")
-            _tw_kernel = _tw_kernels.get((_tw_key, _tw_w, _tw_options.get("num_stages")))
-            if _tw_w not in _tw_warps:
-                _tw_kernel = None
-            elif _tw_kernel is None:
-                _tw_kernel = _tw_kernels[_tw_of(_tw_key, _tw_options)]
-        else:
-            _tw_kernel = _tw_kernels[_tw_key]
-    except Exception:  # reported below, or no error: a kernel is to be made
-        _tw_kernel = None
-    if (
-        _tw_kernel is None or {rest} or _tw_f.pre_run_hooks or _tw_defaults.listeners
-        or _tw_options and not _tw_ignored.issuperset(_tw_options)
-        or _tw_steps() or _tw_checks()
-        or _tw_f.debug or _tw_defaults.debug or _tw_f._used and _tw_f.changed_global()
-    ):
-        return _tw_slowly(_tw_grid, {given}, {rest}, _tw_options)
-    _tw_sizes = _tw_grids.get(_tw_grid) if _tw_grid.__class__ is tuple else None
-    # 1.0 == 1 as a key: what is no int is checked.
-    if (
-        _tw_sizes is None or _tw_kernel.wants_given
-        or _tw_grid[0].__class__ is not int or _tw_grid[-1].__class__ is not int
-    ):
-        return _tw_f._go(_tw_kernel, {values}, {given}, _tw_options, _tw_grid)
-    _tw_values = {values}
-    _tw_met = _tw_kernel.relation and _tw_kernel.relation({given}, _tw_values)
-    if _tw_met is None:
-        _tw_kernel.launch(_tw_kernel.pick(_tw_values), None, _tw_sizes)
-    else:
-        _tw_kernel.variant(_tw_met).launch(_tw_kernel.pick(_tw_values), None, _tw_sizes)
-    return _tw_kernel
-
-def gather({head}):
-    return {given}, {rest}, _tw_options
-
-def bind(_tw_given):
-        {given} = _tw_given
-        {bind}
-        return {key}, {values}
-"""
-# A tensor of torch itself and a usual integer are bound in place: key and value without a call.
-_TENSOR = """\
-if {n}.__class__ is _tw_tensor and (_tw_v{k} := {n}.data_ptr()):
-            _tw_k{k} = {n}.dtype
-            _tw_a{k} = {aligned} if {n}.is_cpu else ({aligned}, {n}.get_device()){integer}
-        else:
-            _tw_k{k}, _tw_v{k} = _tw_handlers{k}[{n}.__class__]({n}); _tw_a{k} = None"""
-_INTEGER = """
-        elif {n}.__class__ is int and 1 < {n} <= 0x7FFFFFFF:
-            _tw_k{k} = _tw_positive{k} if {n} & 15 else _tw_many{k}
-            _tw_v{k} = {n}; _tw_a{k} = None"""
-_ONE = """
-        elif {n}.__class__ is int and {n} == 1:
-            _tw_k{k} = _tw_one{k}; _tw_v{k} = _tw_a{k} = None"""
-
-
-def calls(f: JITFunction[Any]) -> Calls:
-    torch = sys.modules.get("torch")
-    scope: dict[str, Any] = {
-        "_tw_f": f,
-        "_tw_slowly": f._slowly,
-        "_tw_kernels": f.kernels,
-        "_tw_of": partial(key_of_launch, f.kernels),
-        "_tw_ignored": IGNORED,
-        "_tw_warps": _USUAL_WARPS,
-        "_tw_steps": knobs.interpret.looker(),
-        "_tw_checks": knobs.tile_check.looker(),
-        "_tw_defaults": DEFAULTS,
-        "_tw_grids": GRIDS,
-        "_tw_tensor": _Missing if torch is None else torch.Tensor,
-        "_tw_missing": _Missing(),
-        "_tw_plain": PLAIN,
-        "_tw_constexpr": constexpr,
-        "_tw_constant": constant_key,
-    }
-    # Positional ones, then what is too much, then those by keyword only.
-    before: list[str] = []
-    after: list[str] = []
-    lines: list[str] = []
-    key: list[str] = []
-    values: list[str] = []
-    for k, p in enumerate(f.parameters):
-        n = p.name
-        scope[f"_tw_default{k}"] = p.default if p.has_default else scope["_tw_missing"]
-        by_name = f.signature.parameters[n].kind.name == "KEYWORD_ONLY"
-        if not p.variadic:
-            (after if by_name else before).append(f"{n}=_tw_default{k}")
-        if p.is_constexpr:
-            lines.append(f"if {n}.__class__ is _tw_constexpr: {n} = {n}.value")
-            plain = f"{n} if {n}.__class__ in _tw_plain else _tw_constant({n})"
-            key.append(f"{n}.__class__, {plain}")
-            continue
-        handlers = scope[f"_tw_handlers{k}"] = handlers_of(p)
-        aligned = f"not _tw_v{k} & 15" if handlers.align else "None"
-        integer = ""
-        if handlers.binds_integers:
-            usual = handlers[int]
-            scope[f"_tw_positive{k}"], scope[f"_tw_many{k}"] = usual(3)[0], usual(16)[0]
-            scope[f"_tw_one{k}"] = usual(1)[0]
-            integer = (_INTEGER + _ONE * handlers.one).format(n=n, k=k)
-        lines.append(_TENSOR.format(n=n, k=k, aligned=aligned, integer=integer))
-        key.append(f"_tw_k{k}, _tw_a{k}")
-        values.append(f"_tw_v{k}")
-    variadic = next((p.name for p in f.parameters if p.variadic), None)
-    head = [*before, f"*{variadic or '_tw_rest'}", *after, "**_tw_options"]
-    source = _SOURCE.format(
-        head=", ".join(head),
-        bind="\n        ".join(lines) or "pass",
-        key=_tuple(key),
-        values=_tuple(values),
-        given=_tuple(f.arg_names),
-        rest="()" if variadic else "_tw_rest",
-    )
-    file = f"{__file__}, launching {f.name}"  # a file that torch does not trace
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    exec(compile(source, file, "exec", dont_inherit=True), scope)
-    scope["launch"].__qualname__ = f.name  # as Python's own errors call it
-    return Calls(untraced(scope["launch"]), scope["gather"], scope["bind"])
-
-
-def _tuple(items: Sequence[str]) -> str:
-    return f"({''.join(f'{x}, ' for x in items)})"
 
 
 # ---- decorators

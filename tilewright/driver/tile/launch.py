@@ -205,6 +205,7 @@ class CompiledKernel(KernelQueries):
     variants: dict[Key, CompiledKernel] = field(default_factory=dict)
     again: Callable[[Aliasing], CompiledKernel] | None = None  # the same kernel for such arguments
     gpu: int | None = None  # on which it runs
+    remembers: bool = False  # may launches of it be remembered (calls.py)?
 
     def __post_init__(self) -> None:
         self.launch = self.launchable.launch

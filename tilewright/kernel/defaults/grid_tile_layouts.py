@@ -17,7 +17,7 @@ from tilewright.ir.expr import Rewriter
 from tilewright.kernel.divisors import Divisors, comparisons, dim_part, settled
 from tilewright.kernel.group_products import group_layouts, held_steps, is_group
 from tilewright.kernel.intrinsic import INTRINSICS
-from tilewright.kernel.layouts import Digit, Layout, axes_of, axis_parts
+from tilewright.kernel.layouts import Digit, Layout, axes_of, axis_parts, resized
 from tilewright.kernel.nest import Loop, Nest, Stmt
 from tilewright.kernel.pieces import Cell, Piece, factors, pieces_in
 from tilewright.kernel.steps.gather_store import ROLE as GATHERED
@@ -162,6 +162,8 @@ class Layouts:
         found: dict[str, Layout] = {}
         for p in self.pieces:
             self._fragments(p, found)
+        for p in self.pieces:
+            self._parts_of_sums(p, found)
         for p in order:
             self._choose(p, found)
         out: dict[str, Layout] = {}
@@ -194,6 +196,23 @@ class Layouts:
                 found[i], found[j] = rows, columns
                 self.products[p.stage] = name
                 return
+
+    def _parts_of_sums(self, p: Piece, found: dict[str, Layout]) -> None:
+        """Loops over a part of the columns of a product's sums have a part of their layout."""
+        own = {x.var: x for x in p.loops}
+        for r in p.reads():
+            made = next((q for q in self.pieces if self._sums_of(q, str(r.source))), None)
+            for i, x in zip(r.index, made.loops if made is not None else ()):
+                var = next((v for v in D.symbols(i) if v in own), None)
+                root = self.root(own[var].name) if var is not None else ""
+                if not root or root in found or self.extents[root] == self.extents[x.name]:
+                    continue
+                part = resized(found.get(self.root(x.name), ()), self.extents[root])
+                if part is not None:
+                    found[root] = part
+
+    def _sums_of(self, p: Piece, name: str) -> bool:
+        return p.stage in self.products and p.writes()[0][0] == name
 
     def _of_warps(self, name: str, m: int, n: int) -> Iterator[tuple[Layout, Layout]]:
         """The layouts of rows and columns that an instruction may have, the best first."""
@@ -276,14 +295,21 @@ class Layouts:
             left = {a: n for a, n in left.items() if a not in use}
 
     def _to_shared(self, p: Piece) -> bool:
-        """Is it a copy to what an instruction reads in shared memory and nothing else uses, or
-        from what is gathered there?"""
+        """Is it a copy to what an instruction reads in shared memory, of which nothing but another
+        such operand is made, or from what is gathered there?"""
         operands = [
             str(x.source) for q in self.pieces if q.stage in self.products for x in factors(q) or ()
         ]
-        alone = all(len(self.members[self.root(x.name)]) == 1 for x in p.loops)
+        others = {self.piece[y] for x in p.loops for y in self.members[self.root(x.name)]}
+        alone = all(self.pieces[k] is p or self._among(self.pieces[k], operands) for k in others)
         stored = any(str(x.source) in self.gathered for x in p.reads())
         return alone and PARTS and (stored or all(name in operands for name, _ in p.writes()))
+
+    def _among(self, p: Piece, operands: list[str]) -> bool:
+        """Does a piece make one operand of another, and nothing else?"""
+        used = [name for name, _ in p.writes()] + [str(x.source) for x in p.reads()]
+        own = [name for name in used if self.buffers[name].scope == "local"]
+        return all(name in operands for name in own)
 
     def _columns(
         self, vectors: int, rows: int, free: Mapping[str, int], parts: bool

@@ -7,11 +7,15 @@ Products get their instructions (grid_tile_products.py) and loops their layouts
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tilewright.base.errors import Refused, Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load
 from tilewright.ir.target import Grid, Target
+from tilewright.kernel.banks import conflicts
+from tilewright.kernel.box_copies import engine_of
+from tilewright.kernel.defaults.grid_tile_copies import Copies, not_ahead, only_engine
 from tilewright.kernel.defaults.grid_tile_layouts import THREAD_AXES, VECTOR, Layouts
 from tilewright.kernel.defaults.grid_tile_products import (
     Products,
@@ -28,12 +32,14 @@ from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import layout_text
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, Wait, mentions, reads, walk
 from tilewright.kernel.pieces import pieces_in
-from tilewright.kernel.step import Trace
+from tilewright.kernel.shared_places import shared_places
+from tilewright.kernel.step import Step, Trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.distribute import Distribute
 from tilewright.kernel.steps.gather_store import ROLE as GATHERED
 from tilewright.kernel.steps.gather_store import GatherStore
 from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.swizzle import Swizzle
 from tilewright.kernel.threads import apart_in_time, block_size, has_threads
 
@@ -48,6 +54,7 @@ BOTH = True  # may warps share rows and columns of a product, where each does it
 LATE = True  # are copies issued at the end of an iteration where that saves a version?
 BEHIND = False  # are copies behind products that each warp does by itself?
 DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
+CROWDED = False  # also rather than as many versions as a launch asks for, but for three?
 
 
 def schedule_tile_grid(
@@ -78,21 +85,44 @@ def schedule_tile_grid(
     while True:
         s = Scheduler(n, target)
         try:
-            lost = _distributed(s, warps, refused, gathers, both)
+            lost = _distributed(s, warps, refused, gathers, near, both)
         except Refused:
             if not both:
                 raise
             both = False  # something of a row or of a column is in registers, say
             continue
+        if lost:
+            refused |= frozenset() if both else lost
+            both = False
+            continue
+        swizzle_operands(s)
+        if not has_threads(s.nest.body):  # a kernel that does nothing
+            return tuple(s.trace), s.nest
+        fetched(s, stages, near)
+        waiting = not_ahead(s.nest)
+        lost = frozenset(x for x in brought_in(s.trace) if x[0] in waiting)
         if not lost:
             break
-        refused |= frozenset() if both else lost
-        both = False
-    swizzle_operands(s)
-    if not has_threads(s.nest.body):  # a kernel that does nothing
-        return tuple(s.trace), s.nest
+        refused |= lost
+    if not _has_room(s.nest, grid):
+        if gathers:
+            return schedule_tile_grid(n, target, warps, stages, near, gather=False)
+        if stages > 1:
+            return schedule_tile_grid(n, target, warps, stages - 1, near, gather)
+    return tuple(s.trace), s.nest
+
+
+def _has_room(n: Nest, grid: Grid) -> bool:
+    """Is there shared memory for all, with one place for what is used at different times?"""
+    buffers = [n.buffer(x) for x in _shared(n)]
+    sizes = {b.name: bytes_of(n, b.name) for b in buffers}
+    return shared_places(buffers, sizes, apart_in_time(n, n.body))[1] <= grid.block_shared - SPARE
+
+
+def fetched(s: Scheduler, stages: int, near: tuple[str, ...]) -> None:
+    """Operands ahead of their use, and barriers. Where a product that goes on is in the way of
+    something after all, it is waited for."""
     before, done = s.nest, list(s.trace)
-    # Where a product that goes on is in the way of something after all, it is waited for.
     for slack in sorted({SLACK, 0}, reverse=True):
         s.nest, s.trace = before, list(done)
         fetch_ahead(s, stages, slack)
@@ -100,27 +130,23 @@ def schedule_tile_grid(
         if slack == 0:
             s.do(last)
         elif s.attempt(last):
-            break
-    if gathers and not _has_room(s.nest, grid):
-        return schedule_tile_grid(n, target, warps, stages, near, gather=False)
-    return tuple(s.trace), s.nest
+            return
 
 
-def _has_room(n: Nest, grid: Grid) -> bool:
-    """Is there shared memory for what is gathered, where operands lie that are used before, or
-    beside them?"""
-    sizes = {b: bytes_of(n, b) for b in _shared(n)}
-    gathered, apart = n.are(GATHERED) & sizes.keys(), apart_in_time(n, n.body)
-
-    def needed(name: str) -> int:
-        beside = [b for b in sizes if (b, name) not in apart and (name, b) not in apart]
-        return sum(sizes[b] for b in beside)
-
-    return all(needed(b) <= grid.block_shared - SPARE for b in gathered)
+def brought_in(trace: list[Step]) -> Refusals:
+    """The stages that the copy engine brings, with its instructions."""
+    said = (text for x in trace if isinstance(x, Distribute) for text in x.products)
+    pairs = (text.split(" = ") for text in said)
+    return frozenset((stage, name) for stage, name in pairs if engine_of(name) is not None)
 
 
 def _distributed(
-    s: Scheduler, warps: int, refused: Refusals, gathers: bool, both: bool = False
+    s: Scheduler,
+    warps: int,
+    refused: Refusals,
+    gathers: bool,
+    near: tuple[str, ...] = (),
+    both: bool = False,
 ) -> Refusals:
     """Shares the tiles among threads; returns the products that this way cannot be done. With
     `both`, warps may share rows and columns of products."""
@@ -130,6 +156,7 @@ def _distributed(
     threads = (x, y, warps * grid.warp // (x * y))
     wanted = Products(s.nest, s.target, warps).chosen(refused)
     lay_out_operands(s, wanted)
+    copies = Copies(s.nest, s.target, wanted, refused, near).chosen
     if gathers:
         gather_stores(s, wanted)
     programs = programs_of(s.nest)
@@ -149,13 +176,16 @@ def _distributed(
     lost |= _lost_sums(Distribution(s.nest, body, threads, layouts, found.products), body)
     if lost:
         return frozenset((stage, wanted[stage]) for stage in lost)
-    said = tuple(f"{name} = {layout_text(x)}" for name, x in layouts.items() if x)
-    products = tuple(f"{stage} = {name}" for stage, name in found.products.items())
+    mine = {x.name for p in pieces_in(body) if p.stage in copies for x in p.loops}
+    said = tuple(f"{x} = {layout_text(l)}" for x, l in layouts.items() if l and x not in mine)
+    products = tuple(f"{stage} = {name}" for stage, name in {**found.products, **copies}.items())
     share = Distribute(threads, said, products)
+    if copies and not s.attempt(share):
+        return frozenset(copies.items())
     grouped = frozenset(x for x in found.products.items() if is_group(x[1]))
-    if grouped and not s.attempt(share):
+    if not copies and grouped and not s.attempt(share):
         return grouped  # operands that lie otherwise than these instructions need them
-    if not grouped:
+    if not copies and not grouped:
         s.do(share)
     return frozenset(
         (stage, name)
@@ -199,17 +229,31 @@ def fetch_ahead(s: Scheduler, stages: int, slack: int) -> None:
     """Operands of products that a loop copies from memory are on their way some iterations before
     they are needed, as many as fit. The last product of a loop may go on while the next iteration
     begins: of what it reads there is one version more."""
+    special = _specialised(s.nest)
     for loop in [x for x, _ in walk(s.nest.body) if isinstance(x, Loop) and x.kind == "serial"]:
         made = [x.buffer for x in loop.body if isinstance(x, Alloc)]
         wanted = [b for b in made if s.nest.buffer(b).scope == "shared" and _copied(loop, b)]
         longer = _going_on(s.nest, loop) & set(wanted) if slack else set[str]()
         versions, more = _versions(s, stages, wanted, longer)
+        if loop.name in special and versions > 1 and only_engine(s.nest, loop):
+            own = slack if longer else 0
+            if s.attempt(Roles(loop.name, versions + (more and own), own)):
+                continue
         late = LATE and more and versions + 1 == stages
         ahead = versions if late else versions - 1
         last = late or (BEHIND and not longer)
         for b in wanted if versions > 1 else ():
             own = slack if more and b in longer else 0
             s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True, slack=own, late=last))
+
+
+def _specialised(n: Nest) -> set[str]:
+    """The loops whose copies a warp of their own should issue: those that a kernel says so of, and
+    the loops in them."""
+    asked = n.are("specialised")
+    loops = [x for x, _ in walk(n.body) if isinstance(x, Loop)]
+    around = [x for x in loops if x.name in asked]
+    return asked | {y.name for x in around for y, _ in walk(x.body) if isinstance(y, Loop)}
 
 
 def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) -> tuple[int, bool]:
@@ -232,6 +276,8 @@ def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) ->
 
     while stages > 1 and not fits(stages, 0):
         stages -= 1
+    if CROWDED and stages > 3 and blocks(3, 0) > blocks(stages, 0):
+        stages = 3
     if longer and fits(stages, more):
         if blocks(stages, more) >= blocks(stages, 0) or not DENSER:
             return stages, True
@@ -300,7 +346,24 @@ def swizzle_operands(s: Scheduler) -> None:
         bits = min(3, vectors.bit_length() - 1)
         if b.scope == "shared" and bits and vectors & (vectors - 1) == 0 and beside(s.nest, name):
             unit = each.bit_length() - 1
-            s.attempt(Swizzle(name, bits, unit, max(vectors.bit_length() - 1, 3)))
+            first = Swizzle(name, bits, unit, max(vectors.bit_length() - 1, 3))
+            if s.attempt(first):
+                _better_swizzle(s, first)
+
+
+def _better_swizzle(s: Scheduler, first: Swizzle) -> None:
+    """Where threads still meet at banks, as those that read single words of four rows do, twice as
+    many elements stay together, if that is better."""
+    found = conflicts(s.nest, first.buffer)
+    if not found or first.bits < 2:
+        return
+    plain = s.nest.with_buffer(replace(s.nest.buffer(first.buffer), swizzle=None))
+    other = replace(first, bits=first.bits - 1, base=first.base + 1, shift=first.shift - 1)
+    made = other.apply(plain)
+    lost, left = (sum(c.turns.conflicts for c in x) for x in (found, conflicts(made, first.buffer)))
+    if left < lost:
+        s.nest = made
+        s.trace[-1] = other
 
 
 def _read_by_threads(n: Nest) -> set[str]:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Sym
+from tilewright.kernel.box_copies import by_engine, changed_meanwhile
 from tilewright.kernel.nest import (
     BLOCKS,
     THREADS,
@@ -69,11 +70,16 @@ class Synchronise(Step):
         bare = transform(n.body, lambda s: () if isinstance(s, Barrier) else (s,))
         n = replace(n, body=bare)
         self.need(has_threads(bare), "no loop is bound to threads", "Bind first")
+        pairs = [tuple(x.split()) for x in self.near]
+        near = frozenset(p for a, b in pairs for p in ((a, b), (b, a)))
+        for name in sorted(_behind(n)):
+            wrong = changed_meanwhile(n, name, near)
+            self.need(wrong is None, f"{wrong}, and the copy engine reads {name}")
         out: list[Stmt] = []
         for launch in launches(bare):
             loops, body = grid_of(launch)
             if has_threads(body):
-                scan = _Scan(self, n, thread_axes(body))
+                scan = _Scan(self, n, thread_axes(body), near)
                 scan.refuse_lost(body, tuple(loops))
                 scan.copies = _copies(n, body, tuple(loops))
                 scan.common -= _brought(n, body, tuple(loops))
@@ -101,16 +107,16 @@ class _Scan:
     is it visible to that thread, and a barrier makes it visible to others.
     """
 
-    def __init__(self, step: Synchronise, n: Nest, axes: tuple[str, ...]) -> None:
-        self.step, self.n, self.axes = step, n, axes
+    def __init__(
+        self, step: Synchronise, n: Nest, axes: tuple[str, ...], near: frozenset[tuple[str, str]]
+    ) -> None:
+        self.step, self.n, self.axes, self.near = step, n, axes, near
         outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
         self.private = {
             b.name
             for b in n.buffers
             if b.scope in ("local", "register") and b.name not in outermost
         }
-        pairs = [tuple(x.split()) for x in step.near]
-        self.near = {(a, b) for a, b in pairs} | {(b, a) for a, b in pairs}
         self.copies: list[Access] = []  # asynchronous ones, in any iteration
         # Loops are looked at again and again until nothing more is pending: what a statement does
         # at its place, and a loop that meets nothing, are found once.
@@ -123,9 +129,14 @@ class _Scan:
         self, stmts: tuple[Stmt, ...], path: Path, pending: list[Access]
     ) -> tuple[tuple[Stmt, ...], list[Access]]:
         out: list[Stmt] = []
-        follows = handed_on(self.n, stmts) if all(q.kind in BLOCKS for q in path) else {}
+        tiles = self.step.tiles
+        follows = handed_on(self.n, stmts, tiles) if all(q.kind in BLOCKS for q in path) else {}
         for k, s in enumerate(stmts):
-            if any(a.buffer in follows.get(k, ()) for a in pending):
+            gone = follows.get(k, ())
+            # A barrier says that memory is handed on (apart_in_time). Of tile kernels, which have
+            # many tiles, that is said in any case.
+            hands = bool(gone) if tiles else any(a.buffer in gone for a in pending)
+            if hands and not (out and isinstance(out[-1], Barrier)):
                 out.append(Barrier())
                 pending = [a for a in pending if a.lasting is not None]
             if isinstance(s, Loop) and self._own(s, pending):
@@ -356,6 +367,12 @@ class _Scan:
                     what = f"{r.stage} touches {r} of the private {s.buffer}, which other threads "
                     hint = f"SetScope('{s.buffer}', 'shared'), or bind both to the same axes"
                     self.step.need(kept, f"{what}write as {w}", hint)
+
+
+def _behind(n: Nest) -> set[str]:
+    """Pointers behind which the copy engine reads."""
+    copies = (s for s, path in walk(n.body) if isinstance(s, Store) and by_engine(path))
+    return {str(x) for s in copies for x in s.value.sources if n.buffer(str(x)).pointer}
 
 
 def _place(s: Stmt, path: Path) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from tilewright.kernel.nest import (
     Release,
     Stmt,
     Wait,
+    reads,
     substitute_all,
     transform,
     walk,
@@ -68,6 +69,7 @@ class Roles(Step):
         what = f"nothing shared is allocated in {self.loop}"
         self.need(stages, what, "ComputeAt the copies there, SetScope to 'shared'")
         own = {x: self._copies(n, loop, x) for x in stages}
+        self._known_to_all(n, (*path, loop), [s for x in own.values() for s in x])
         main = self._main(n, loop, path, own)
         end: list[Stmt] = [Wait(0, products=True)] if self.slack else []
         # Nobody waits for the last ones, but where more iterations come or other blocks arrive.
@@ -97,6 +99,15 @@ class Roles(Step):
         engine = any(x and INTRINSICS[x].engine for x in names)
         self.need(engine, f"{stage} is not brought by the copy engine", "Pipeline it instead")
         return found
+
+    def _known_to_all(self, n: Nest, loops: Path, copies: list[Stmt]) -> None:
+        """Does the producer, which computes nothing, know how often it copies what?"""
+        given = {b.name for b in n.buffers if b.scope in ("in", "out")}
+        found = {str(x.source) for s in copies for x in reads(s)}
+        values = (v for q in loops for v in D.data_values(q.extent))
+        found |= {str(x) for v in values for x in v.sources}
+        what = f"copies of {self.loop} depend on {', '.join(sorted(found - given))}"
+        self.need(found <= given, what, "a producer computes nothing: Pipeline instead")
 
     def _ordinal(self, loop: Loop, path: Path) -> Dim:
         """The number of an iteration, counted from the beginning of the launch."""

@@ -432,13 +432,15 @@ SIGNATURES: Mapping[str, Signature] = {
     ),
     "dot": Signature((3, 3), optional={"precision": _PRECISIONS}, rule=_dot),
     "histogram": Signature((1, 2), rule=_histogram),
-    "load": Signature((1, 3), optional={**_HINTS, "volatile": "bool"}, rule=_load),
+    "load": Signature(
+        (1, 3), optional={**_HINTS, "volatile": "bool", "described": "bool"}, rule=_load
+    ),
     "store": Signature((2, 3), _NONE, optional=_HINTS, rule=_store),
     "atomic": Signature((2, 3), attrs={"kind": ATOMICS}, optional=_SHARED, rule=_atomic),
     "cas": Signature((3, 3), optional=_SHARED, rule=_cas),
     "print": Signature(_ANY, _NONE, optional={"prefix": "str", "hex": "bool"}),
     "assert": Signature((1, 1), _NONE, optional={"message": "str", "always": "bool"}, rule=_assert),
-    "for": Signature((3, MANY), _ANY, blocks=("do",), rule=_for),
+    "for": Signature((3, MANY), _ANY, {}, {"specialised": "bool"}, ("do",), _for),
     "if": Signature((1, 1), _ANY, blocks=("then", "else"), rule=_if),
     "while": Signature(_ANY, _ANY, blocks=("test", "do"), rule=_while),
 }

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from tilewright.base.errors import Invalid, Unsupported
-from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.llvm.bulk_copies import Box
 from tilewright.llvm.grid import Kernels, Launch, blocks_of, scratch_bytes
@@ -97,6 +96,5 @@ def _map(
     device: Device, x: Launch, dims: Sequence[str], b: Box, parameters: Sequence[int]
 ) -> TensorMap:
     sizes = dict(zip(dims, parameters[len(x.arguments) :], strict=True))
-    shape = [int(D.evaluate(d, sizes)) for d in b.shape]
-    address = parameters[x.arguments.index(b.buffer)]
-    return TensorMap(device, address, b.dtype, b.item, shape, b.box, b.swizzle)
+    where = b.described(parameters[x.arguments.index(b.buffer)], sizes)
+    return TensorMap(device, b.dtype, b.item, *where, b.box, b.swizzle)

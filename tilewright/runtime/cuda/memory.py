@@ -110,26 +110,23 @@ class TensorMap:
     def __init__(
         self,
         device: Device,
-        address: int,
         dtype: str,
         item: int,
+        address: int,
         shape: Sequence[int],
+        strides: Sequence[int],
         box: Sequence[int],
         swizzle: int = 0,
     ) -> None:
-        """`shape` and `box` outermost first; rows of a box are swizzled over so many bytes."""
-        _check(dtype, item, address, shape, box, swizzle)
+        """`shape`, `strides` (in bytes, without the last one) and `box` outermost first; rows of a
+        box are swizzled over so many bytes."""
+        _check(dtype, item, address, shape, strides, box, swizzle)
         rank = len(shape)
-        strides: list[int] = []
-        step = item
-        for n in reversed(shape[1:]):
-            step *= n
-            strides.append(step)
         room = ctypes.create_string_buffer(_BYTES + 64)
         start = (ctypes.addressof(room) + 63) // 64 * 64
         self._room, self.address = room, start
         sizes = (ctypes.c_uint64 * rank)(*reversed(shape))
-        steps = (ctypes.c_uint64 * max(1, rank - 1))(*strides)
+        steps = (ctypes.c_uint64 * max(1, rank - 1))(*reversed(strides))
         boxes = (ctypes.c_uint32 * rank)(*reversed(box))
         ones = (ctypes.c_uint32 * rank)(*[1] * rank)
         device.use()
@@ -155,7 +152,13 @@ class TensorMap:
 
 
 def _check(
-    dtype: str, item: int, address: int, shape: Sequence[int], box: Sequence[int], swizzle: int
+    dtype: str,
+    item: int,
+    address: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    swizzle: int,
 ) -> None:
     """The copy engine's rules, with messages: the driver only says that some value is wrong."""
     if dtype not in _TYPES:
@@ -164,9 +167,9 @@ def _check(
         raise Invalid(f"a box {tuple(box)} of a tensor {tuple(shape)}: 1 to 5 axes each")
     if address % 16:
         raise Invalid("the copy engine takes addresses that are multiples of 16 bytes")
-    step = item
-    for n in list(reversed(shape))[:-1]:
-        step *= n
+    if len(strides) != len(shape) - 1:
+        raise Invalid(f"{len(strides)} strides of a tensor {tuple(shape)}: all but the last one")
+    for step in strides:
         if step % 16:
             raise Invalid(f"rows of {step} bytes: the copy engine takes multiples of 16")
     if any(not 1 <= n <= 256 for n in box):

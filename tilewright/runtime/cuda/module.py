@@ -176,9 +176,9 @@ class Launcher:
         if code:
             self.failed(code, blocks)
 
-    def packed(self) -> Callable[[bytes], int]:
-        """A function of packed words (quick.py) that launches and gives the driver's code."""
-        maps = len(self._maps)
+    def packed(self, maps: int = 0) -> Callable[[bytes], int]:
+        """A function of packed words (quick.py) that launches and gives the driver's code. The last
+        words are addresses of so many tensor maps."""
         return quick_launch(self.function, self.threads, self._count, maps) or self._unpacked
 
     def _unpacked(self, given: bytes) -> int:

@@ -173,9 +173,10 @@ for _name in NAMES:
             _declare(*_name, _row)
 
 
-def bulk_name(kind: str, axes: int) -> str:
-    """The copy of a box of an argument with so many axes: nvptx.bulk.2.bf16."""
-    return f"nvptx.bulk.{axes}.{kind}"
+def bulk_name(kind: str, axes: int, row: int = ROW) -> str:
+    """The copy of a box of an argument with so many axes, and elements of a row if those are fewer
+    than usual: nvptx.bulk.2.bf16, nvptx.bulk.2.bf16.32."""
+    return f"nvptx.bulk.{axes}.{kind}" + ("" if row == ROW else f".{row // KINDS[kind].item}")
 
 
 def _bulk_body(bytes_: int, sizes: Sizes) -> str:
@@ -206,12 +207,12 @@ def _bulk_body(bytes_: int, sizes: Sizes) -> str:
   ret void"""
 
 
-def _bulk(kind: str, axes: int) -> None:
+def _bulk(kind: str, axes: int, row: int = ROW) -> None:
     item = DTYPES[kind].bytes
-    wide = ROW // item
+    wide = row // item
     declare(
         Intrinsic(
-            bulk_name(kind, axes),
+            bulk_name(kind, axes, row),
             f"""
 group bulk where rows: 8..256
   in s: {kind}[rows,{wide}]
@@ -219,11 +220,11 @@ group bulk where rows: 8..256
   d[d.i,d.k] = s[d.i,d.k] for d.i in rows, d.k in {wide}
 """,
             {"s": (None, 1), "d": (wide, 1)},
-            lambda sizes: _bulk_body(ROW, sizes),
+            lambda sizes: _bulk_body(row, sizes),
             (),
             ("tma",),
             {"i": 8},
-            tiles={"d": Swizzled(3, (16 // item).bit_length() - 1, 3)},
+            tiles={"d": Swizzled((row // 16).bit_length() - 1, (16 // item).bit_length() - 1, 3)},
             engine=axes,
         )
     )
@@ -233,3 +234,6 @@ group bulk where rows: 8..256
 for _kind in KINDS:
     for _axes in range(2, 9):
         _bulk(_kind, _axes)
+    for _row in SHORT if KINDS[_kind].across else ():
+        for _axes in range(2, 6):
+            _bulk(_kind, _axes, _row)

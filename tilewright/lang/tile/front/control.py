@@ -206,7 +206,7 @@ class Control(Expressions):
             raise Mistake("the tile language has no else after for", "put it after the loop", node)
         if not isinstance(node.target, ast.Name):
             raise Mistake("the variable of a loop is one name", "for i in range(…)", node.target)
-        bounds = self._bounds(node)
+        bounds, advice = self._bounds(node)
         index = bounds[0].handle.type
 
         def body(loop: _Loop) -> None:
@@ -221,7 +221,7 @@ class Control(Expressions):
         name = node.target.id
         loop = self._carry(node, body, blocks=1, first=1, besides=name)
         given = [b.handle for b in bounds]
-        self._finish(node, "for", given, loop)
+        self._finish(node, "for", given, loop, advice)
         line = node.lineno - 1 + self.frame.function.line
         self.frame.locals[name] = Undefined(
             f"{name} is the variable of the loop at line {line}, which has ended",
@@ -237,8 +237,8 @@ class Control(Expressions):
                 return None
         return self.static_items(node.iter)
 
-    def _bounds(self, node: ast.For) -> list[Any]:
-        """Start, end and step as scalars of one integer type."""
+    def _bounds(self, node: ast.For) -> tuple[list[Any], dict[str, Any]]:
+        """Start, end and step as scalars of one integer type, and advice for schedules."""
         call = node.iter
         assert isinstance(call, ast.Call)
         f = unwrap(self.expression(call.func))
@@ -268,7 +268,8 @@ class Control(Expressions):
         wide = made[0].handle.type.dtype
         for t in made[1:]:
             wide = _wider(wide, t.handle.type.dtype)
-        return [t.to(dtype_of(wide)) for t in made]
+        advice = {"specialised": True} if unwrap(counter.warp_specialize) else {}
+        return [t.to(dtype_of(wide)) for t in made], advice
 
     def _while(self, node: ast.While) -> None:
         if node.orelse:
@@ -306,7 +307,7 @@ class Control(Expressions):
                 )
             self.frame.locals = before
             return
-        self._finish(node, "while", [], loop)
+        self._finish(node, "while", [], loop, {})
 
     def _carry(
         self,
@@ -349,7 +350,12 @@ class Control(Expressions):
                 return loop
 
     def _finish(
-        self, node: ast.For | ast.While, operation: str, given: list[Value], loop: _Loop
+        self,
+        node: ast.For | ast.While,
+        operation: str,
+        given: list[Value],
+        loop: _Loop,
+        attrs: dict[str, Any],
     ) -> None:
         """The operation of a loop, without those variables that its body leaves alone."""
         assert loop.ends is not None
@@ -374,7 +380,7 @@ class Control(Expressions):
         body.yields += [ends[k] for k in kept]
         inits = [starts[k] for k in kept]
         results = self.builder.emit(
-            operation, [*given, *inits], [v.type for v in inits], {}, loop.blocks
+            operation, [*given, *inits], [v.type for v in inits], attrs, loop.blocks
         )
         after = list(starts)
         for k, r in zip(kept, results, strict=True):

@@ -318,7 +318,8 @@ class tensor_descriptor(base_value):
     def load(self, offsets: Any) -> tensor:
         """The block that begins at these offsets."""
         at, inside = self._block("descriptor.load", offsets)
-        return wrap(memory.load_values(at, inside, _outside(self.padding, self.dtype), {}))
+        hints = {"described": True}
+        return wrap(memory.load_values(at, inside, _outside(self.padding, self.dtype), hints))
 
     @builtin
     def store(self, offsets: Any, value: Any) -> None:

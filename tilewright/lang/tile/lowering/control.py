@@ -79,14 +79,17 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
     start, high, step = (low.tile(v) for v in o.args[:3])
     start, high = as_number(low, start), as_number(low, high)
     first, end, by = start.index(()), high.index(()), step.index(())
-    if isinstance(by, int) and not far_apart(first, end, start.dtype):
-        span = end - first if by > 0 else first - end
-        trips = D.ceildiv(span, abs(by)) if by else 0
+    up = D.bounds(by)[0] > 0 and not D.data_values(by)
+    if (up or isinstance(by, int)) and not far_apart(first, end, start.dtype):
+        trips = D.ceildiv(end - first, by) if up else D.ceildiv(first - end, -by) if by else 0
     else:
         trips = count_of(low, start, high, step)
     low.store_readers(None)
     block, carried = o.blocks[0], o.args[3:]
     loop = D.var(low.fresh("for"), trips)
+    low.positions.count(D.the_sym(loop), first, by, end)
+    if o.attrs.get("specialised"):
+        low.has_role("specialised", D.the_sym(loop).name)
     steps = steps_of(low, block, carried)
     names: list[str | None] = []
     for k, v in enumerate(carried):

@@ -53,6 +53,8 @@ def lower_load(low: Lowering, o: ir.Operation) -> None:
         lower_volatile(low, o)
         return
     name, where = place(low, p)
+    if o.attrs.get("described") and p.buffer is not None:
+        low.has_role("described", name)
     mask = low.tile(o.args[1]) if len(o.args) > 1 else None
     other = low.tile(o.args[2]) if len(o.args) > 2 else number(0, e, o.result.shape)
 

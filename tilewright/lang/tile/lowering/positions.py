@@ -48,6 +48,8 @@ class Positions:
     assumed: dict[Dim, None] = field(default_factory=dict)  # to fit into 32 bits, without a proof
     known: Mapping[Atom, str] = field(default_factory=dict)  # what a launch knows, and program ids
     least: dict[Dim, None] = field(default_factory=dict)  # has to be positive in a launch
+    # Of loops that count upwards: what they count, and that as a symbol which ends where they do.
+    counted: dict[Sym, tuple[Dim, Dim]] = field(default_factory=dict)
 
     def most(self) -> tuple[Dim, ...]:
         """Functions of a launch's symbols that must not be more than LIMIT, of those numbers whose
@@ -61,8 +63,14 @@ class Positions:
             )
         )
 
+    def count(self, loop: Sym, first: Dim, by: Dim, end: Dim) -> None:
+        """Notes a loop that counts first, first + by, … up to an end."""
+        if D.bounds(by)[0] > 0 and not D.data_values(first + by + end):
+            own = D.sym(f"{loop.name}?", first, end - 1)
+            self.counted[loop] = first + by * D.as_int(loop), own
+
     def _exact(self, x: Dim) -> Dim | None:
-        return _end(x, self.known, True) if _by_sizes(x) and D.nonneg(x) else None
+        return self._end(x, True) if _by_sizes(x) and D.nonneg(x) else None
 
     def fits(self, x: Dim, dtype: DType) -> bool:
         """Is an index function a number of its dtype? One that has large numbers in it has to be
@@ -84,7 +92,7 @@ class Positions:
         sizes."""
         if D.bounds(x)[0] > 0:
             return True
-        found = None if self.wraps else _end(x, self.known, False)
+        found = None if self.wraps else self._end(x, False)
         if found is None or D.bounds(found)[1] <= 0:
             return False
         self.least[found] = None
@@ -101,45 +109,60 @@ class Positions:
         largest = [p for p in found if not any(q is not p and _at_most(p, q) for q in found)]
         return tuple(map(_bound, largest))
 
-
-def _end(x: Dim, known: Mapping[Atom, str], high: bool) -> Dim | None:
-    """The most or the least that an index function can be in any program, as a function of what a
-    launch knows; None where its parts do not move one way."""
-    total: Dim = 0
-    for atoms, c in () if isinstance(x, int) else x.terms:
-        moving = [a for a in atoms if not (isinstance(a, Sym) and a in known)]
-        part: Dim = c
-        for a in atoms:
-            if a not in moving:
-                part = part * D.from_atom(a)
-        if moving:
-            one = _atom_end(moving[0], known, high == (c > 0))
-            if len(moving) > 1 or one is None or not D.nonneg(part * (1 if c > 0 else -1)):
+    def _end(self, x: Dim, high: bool) -> Dim | None:
+        """The most or the least that an index function can be in any program, as a function of what
+        a launch knows; None where its parts do not move one way."""
+        x = self._by_counts(x)
+        total: Dim = 0
+        for atoms, c in () if isinstance(x, int) else x.terms:
+            moving = [a for a in atoms if not (isinstance(a, Sym) and a in self.known)]
+            part: Dim = c
+            for a in atoms:
+                if a not in moving:
+                    part = part * D.from_atom(a)
+            if moving and not D.nonneg(part * (1 if c > 0 else -1)):
                 return None
-            part = part * one
-        total = total + part
-    return x if isinstance(x, int) else total
+            for a in moving:
+                one = self._atom_end(a, high == (c > 0))
+                alone = len(moving) == 1 or D.nonneg(D.from_atom(a))
+                if one is None or not alone:
+                    return None
+                part = part * one
+            total = total + part
+        return x if isinstance(x, int) else total
 
+    def _by_counts(self, x: Dim) -> Dim:
+        """An index function of what loops count, where it is one: that ends where they do, while
+        the last iteration of a program and the last program together would be more."""
+        for loop, (number, own) in self.counted.items():
+            c, by = D.coefficient(x, loop), D.coefficient(number, loop)
+            if isinstance(c, int) and isinstance(by, int):
+                times = c // by if c % by == 0 else 0
+            else:
+                times = int(c == by)
+            if c != 0 and times:
+                x = x - times * number + times * own
+        return x
 
-def _atom_end(a: Atom, known: Mapping[Atom, str], high: bool) -> Dim | None:
-    if a in known:  # the number of a program
-        return D.sym(known[a], 1) - 1 if high else 0
-    if isinstance(a, Sym):  # a variable of a loop, or an index of a tile
-        end = a.hi if high else a.lo
-        return None if end is None else _end(end, known, high)
-    if not isinstance(a, Quo):
-        return None
-    first = _end(a.a, known, high)
-    if a.op in ("min", "max"):
-        second = _end(a.b, known, high)
-        pick = D.minimum if a.op == "min" else D.maximum
-        return None if first is None or second is None else pick(first, second)
-    by = _end(a.b, known, high if a.op == "mod" else not high)
-    if by is None or not D.known_lt(0, a.b) or not D.nonneg(a.a):
-        return None
-    if a.op == "mod":
-        return by - 1 if high else 0
-    return None if first is None else D.floordiv(first, D.maximum(by, 1))
+    def _atom_end(self, a: Atom, high: bool) -> Dim | None:
+        if a in self.known:  # the number of a program
+            return D.sym(self.known[a], 1) - 1 if high else 0
+        if isinstance(a, Sym):  # a variable of a loop, or an index of a tile
+            end = a.hi if high else a.lo
+            return None if end is None else self._end(end, high)
+        if not isinstance(a, Quo):
+            return None
+        first = self._end(a.a, high)
+        if a.op in ("min", "max"):
+            second = self._end(a.b, high)
+            pick = D.minimum if a.op == "min" else D.maximum
+            return None if first is None or second is None else pick(first, second)
+        by = self._end(a.b, high if a.op == "mod" else not high)
+        if by is None or not D.known_lt(0, a.b) or not D.nonneg(a.a):
+            return None
+        if a.op == "mod":
+            return by - 1 if high else 0
+        return None if first is None else D.floordiv(first, D.maximum(by, 1))
 
 
 def _by_sizes(x: Dim) -> bool:

@@ -99,7 +99,7 @@ class Lowering:
     addresses: dict[str, int] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     places: dict[str, ir.Place] = field(default_factory=dict)
-    roles: list[tuple[str, str]] = field(default_factory=list)  # of stages and loops
+    roles: list[tuple[str, str]] = field(default_factory=list)  # of stages, loops, arguments
     place: ir.Place | None = None  # of the operation that is being lowered
     count: int = 0
 
@@ -131,6 +131,11 @@ class Lowering:
             one, other = self.given[a].name, self.given[b].name
             self.neighbours.setdefault(one, set()).add(other)
             self.neighbours.setdefault(other, set()).add(one)
+
+    def has_role(self, role: str, name: str) -> None:
+        """What a stage, a loop or an argument is, as the kernel says it."""
+        if (role, name) not in self.roles:
+            self.roles.append((role, name))
 
     def done(self) -> Lowered:
         self.block(self.kernel.body)

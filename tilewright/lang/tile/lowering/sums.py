@@ -144,7 +144,7 @@ def lower_scan(low: Lowering, o: ir.Operation) -> None:
         if shape[axis] > 1:
             scan = Loop(D.the_sym(step), "serial", low.inner(body))
             low.out.append(scan)
-            low.roles.append(("scan", scan.name))
+            low.has_role("scan", scan.name)
 
     if outer:
         low.out += nested(outer, low.inner(rows))
@@ -220,7 +220,7 @@ def lower_dot(low: Lowering, o: ir.Operation) -> None:
     sums = sums_of(low, o.args[2], c, e)
     for first, second in pairs:
         stage = low.fresh("d")
-        low.roles.append(("product", stage))
+        low.has_role("product", stage)
         axes = [D.var(axis_name(stage, k), n) for k, n in enumerate(shape)]
         over = D.var(axis_name(stage, 0, "r"), first.shape[-1])
         left, right = first.at((*axes[:-1], over)), second.at((*axes[:-2], over, axes[-1]))
