@@ -77,7 +77,7 @@ class Copies:
         return isinstance(s, Store) and s.buffer in operands
 
     def _brought(self, p: Piece, source: str, operands: set[str]) -> tuple[str, str]:
-        if OFF or not self.target.has("tma"):
+        if OFF or self.target.grid is None or not self.target.grid.copies_tiles:
             return "", f"{self.target.name} has no copy engine"
         if not self._operand(p, operands):
             return "", "it is no operand of a product by groups of warps"
