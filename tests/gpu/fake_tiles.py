@@ -17,12 +17,9 @@ from tilewright.runtime.cuda.device import describe
 from tilewright.runtime.cuda.driver import Driver
 from tilewright.targets.nvptx import for_capability
 
-
-class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU."""
-
-    is_cpu = False  # type: ignore[assignment]
-    device = SimpleNamespace(type="cuda", index=0)  # type: ignore[assignment]
+# Tensors that say that they are on a GPU.
+_SAYS = {"is_cpu": False, "device": SimpleNamespace(type="cuda", index=0)}
+OnGpu: type[torch.Tensor] = type("OnGpu", (torch.Tensor,), _SAYS)
 
 
 def there(x: torch.Tensor) -> torch.Tensor:

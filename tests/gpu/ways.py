@@ -14,6 +14,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -60,10 +61,11 @@ def one(given: argparse.Namespace) -> None:
     p = Product(given.rows, given.columns, given.deep, across=(False, False), epilogue="bias")
     with patch.object(grid_group_products, "WAYS", (WAYS[given.way],)):
         trace, nest = default_schedule(p.group(), target)
-    if given.as_it_was:
-        BulkCopies.produce = _produce  # type: ignore[method-assign]
-        grid._Thread.leave = _leave  # type: ignore[method-assign]
-    k = GridKernel(nest, target, on)
+    with ExitStack() as before:
+        if given.as_it_was:
+            before.enter_context(patch.object(BulkCopies, "produce", _produce))
+            before.enter_context(patch.object(grid._Thread, "leave", _leave))
+        k = GridKernel(nest, target, on)
     shapes = {"a": (p.rows, p.deep), "w": (p.columns, p.deep), "v": (p.columns,)}
     numbers = {n: torch.randint(-4, 5, s, device="cuda") / 2 for n, s in shapes.items()}
     want = (numbers["a"] @ numbers["w"].T + numbers["v"]).bfloat16()

@@ -251,7 +251,7 @@ def test_cells_that_memory_tells_are_kept_apart() -> None:
 # ---- code
 
 
-@pytest.mark.skipif(ptxas() is None, reason="there is no ptxas")
+@pytest.mark.skipif(ptxas() is None, reason="ptxas comes with the dev extra, on Linux only")
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("name", ["softmax", "scan", "count", "lock"])
 def test_code_is_assembled(name: str, capability: int) -> None:

@@ -181,7 +181,7 @@ def test_a_wrong_digit_is_refused() -> None:
 # ---- code
 
 
-@pytest.mark.skipif(ptxas() is None, reason="there is no ptxas")
+@pytest.mark.skipif(ptxas() is None, reason="ptxas comes with the dev extra, on Linux only")
 def test_two_blocks_of_a_large_product_fit() -> None:
     """128 registers a thread, and half of a multiprocessor's shared memory."""
     target = for_capability(90)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -74,42 +74,43 @@ def judged(values: list[Any], want: np.ndarray, wider: int = 0) -> None:
 # ---- right
 
 
-CASES = [
-    ((72, 64, 96), (64, 64, 64), True, False, 0),  # ends inside a tile: the engine brings zeros
-    ((64, 64, 96), (64, 64, 32), False, True, 16),  # short rows; rows that are longer in memory
-    pytest.param((64, 72, 96), (64, 64, 32), False, False, 16, marks=pytest.mark.slow),
-    pytest.param((64, 64, 320), (64, 64, 64), True, True, 0, marks=pytest.mark.slow),
-]
+class Case(NamedTuple):
+    sizes: tuple[int, int, int]
+    block: tuple[int, int, int]
+    turned: bool
+    specialise: bool
+    wider: int
+
+    @property
+    def programs(self) -> int:
+        return -(-self.sizes[0] // self.block[0]) * -(-self.sizes[1] // self.block[1])
 
 
-@pytest.mark.parametrize(("sizes", "block", "turned", "specialise", "wider"), CASES)
-def test_products_are_right(
-    sizes: tuple[int, int, int],
-    block: tuple[int, int, int],
-    turned: bool,
-    specialise: bool,
-    wider: int,
-) -> None:
-    kernel, values, want = product(sizes, block, turned, specialise, wider)
+cases = pytest.mark.parametrize(
+    "case",
+    [
+        Case((72, 64, 96), (64, 64, 64), True, False, 0),  # ends inside a tile: zeros are brought
+        Case((64, 64, 96), (64, 64, 32), False, True, 16),  # short rows, longer ones in memory
+        pytest.param(Case((64, 72, 96), (64, 64, 32), False, False, 16), marks=pytest.mark.slow),
+        pytest.param(Case((64, 64, 320), (64, 64, 64), True, True, 0), marks=pytest.mark.slow),
+    ],
+)
+
+
+@cases
+def test_products_are_right(case: Case) -> None:
+    kernel, values, want = product(*case)
     text = nest_text(scheduled(kernel)[1])
-    assert text.count("by nvptx.bulk.2.bf16") >= 2 and ("acquire" in text) is specialise
-    programs = -(-sizes[0] // block[0]) * -(-sizes[1] // block[1])
-    run_threads(kernel, (programs,), values)
-    judged(values, want, wider)
+    assert text.count("by nvptx.bulk.2.bf16") >= 2 and ("acquire" in text) is case.specialise
+    run_threads(kernel, (case.programs,), values)
+    judged(values, want, case.wider)
 
 
-@pytest.mark.parametrize(("sizes", "block", "turned", "specialise", "wider"), CASES)
-def test_code_of_products_is_right(
-    sizes: tuple[int, int, int],
-    block: tuple[int, int, int],
-    turned: bool,
-    specialise: bool,
-    wider: int,
-) -> None:
-    kernel, values, want = product(sizes, block, turned, specialise, wider)
-    programs = -(-sizes[0] // block[0]) * -(-sizes[1] // block[1])
-    run_emulated(kernel, (programs,), values)
-    judged(values, want, wider)
+@cases
+def test_code_of_products_is_right(case: Case) -> None:
+    kernel, values, want = product(*case)
+    run_emulated(kernel, (case.programs,), values)
+    judged(values, want, case.wider)
 
 
 @pytest.mark.parametrize("seed", drawn(range(40), 1))
@@ -267,7 +268,7 @@ def test_planted_faults_are_found(specialise: bool, kind: type[Stmt], says: str)
 # ---- code
 
 
-@pytest.mark.skipif(ptxas() is None, reason="there is no ptxas")
+@pytest.mark.skipif(ptxas() is None, reason="ptxas comes with the dev extra, on Linux only")
 @pytest.mark.parametrize("specialise", [False, True])
 def test_large_tiles_fit(specialise: bool) -> None:
     """Sums of 128x256 in the registers of 256 threads, and nothing spilled."""

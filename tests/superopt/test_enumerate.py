@@ -7,7 +7,7 @@ import pytest
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.interpret import evaluate
-from tilewright.ir.node import Graph
+from tilewright.ir.node import Graph, Input
 from tilewright.ir.positions import static
 from tilewright.ir.types import f64
 from tilewright.rewrites.proofs.prove import inputs_of
@@ -32,11 +32,11 @@ def holds(e: Equality, seed: int) -> bool:
     sizes = Sizes({n: int(rng.integers(1, 6)) for n in e.symbols})
     left, right = e.nodes(sizes, f64)
     ins = inputs_of(left, right)
-    values = [
-        np.abs(v) if n.op.label in e.positive else v  # type: ignore[attr-defined]
-        for n in ins
-        for v in [rng.integers(-99, 100, static(n.shape)).astype(float)]
-    ]
+    values = []
+    for n in ins:
+        assert isinstance(n.op, Input)
+        v = rng.integers(-99, 100, static(n.shape)).astype(float)
+        values.append(np.abs(v) if n.op.label in e.positive else v)
     a, b = evaluate(Graph("sides", ins, (left, right)), values)
     return bool((a == b).all())
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tilewright.base.errors import Unsupported
+from tilewright.superopt.blocks import Kind
 from tilewright.superopt.derive import basis, derivable
 from tilewright.superopt.enumerate import enumerated
 from tilewright.superopt.generalise import generalised
@@ -34,7 +35,7 @@ def proved(e: Equality) -> bool:
     return e.is_proved()
 
 
-def kinds(e: Equality) -> dict[str, object]:
+def kinds(e: Equality) -> dict[str, Kind]:
     return {x.name: x.kind for side in (e.left, e.right) for x in leaves(side)}
 
 
@@ -60,9 +61,8 @@ def test_leaves_and_sizes_become_free() -> None:
     twice = Equality(add(matmul(w1, w2), matmul(w1, w2)), matmul(w1, add(w2, w2)))
     found = generalised(twice)
     assert str(found) == "add(matmul(w1, w2), matmul(w1, w3)) = matmul(w1, add(w2, w3))"
-    a, b = found.left.operands[0].operands  # type: ignore[union-attr]
-    assert isinstance(a, Leaf) and isinstance(b, Leaf)
-    assert a.kind[1] == b.kind[0] and len({*a.kind, *b.kind}) == 3
+    a, b = kinds(found)["w1"], kinds(found)["w2"]
+    assert a[1] == b[0] and len({*a, *b}) == 3
     assert kinds(found)["w2"] == kinds(found)["w3"] and proved(found)
 
 
@@ -72,7 +72,7 @@ def test_sizes_of_parts_become_free() -> None:
 
     merged = Equality(joined(matmul(w1, w2), matmul(w1, w3), 1), matmul(w1, joined(w2, w3, 1)))
     found = kinds(generalised(merged))
-    assert len({x for kind in found.values() for x in kind}) == 4  # type: ignore[attr-defined]
+    assert len({x for kind in found.values() for x in kind}) == 4
     grid = Equality(
         joined(joined(w1, w2, 1), joined(w3, w1, 1), 0),
         joined(joined(w1, w3, 0), joined(w2, w1, 0), 1),

@@ -94,9 +94,3 @@ def names(block: Block) -> set[str]:
     if isinstance(block, tuple):
         return names(block[0]) | names(block[1])
     return {block} if isinstance(block, str) else set()
-
-
-def block_text(block: Block) -> str:
-    return (
-        f"{block_text(block[0])}+{block_text(block[1])}" if isinstance(block, tuple) else str(block)
-    )

@@ -156,7 +156,7 @@ class Space:
 
     # ---- levels
 
-    def grow(self, last: bool, tick: Callable[[int], None] = lambda n: None) -> Level:
+    def grow(self, last: bool) -> Level:
         """Programs of one operator more. Those of the last level are not evaluated."""
         level = Level(1 + len(self.levels))
         self.levels.append(level)
@@ -173,7 +173,6 @@ class Space:
         def add(x: Found) -> None:
             level.candidates += len(x.keys)
             found[x.kind].append(x)
-            tick(len(x.keys))
 
         for x in self._of_one(stacked, at, level.operators):
             add(x)

@@ -18,6 +18,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.expr import Load, Value
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.node import Node, Op, input, item, node
+from tilewright.ir.positions import static
 from tilewright.ir.types import TensorType, TupleType, f64
 from tilewright.rewrites.proofs.element import Elements
 
@@ -27,7 +28,7 @@ MOST = 1 << 24
 EXACT = 2.0**53
 
 Shape = tuple[int, ...]
-_FORMS: dict[tuple[type[Op], tuple[int, ...]], str] = {}
+_FORMS: dict[tuple[Op, tuple[int, ...]], str] = {}
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Structure:
 
     @cached_property
     def shape(self) -> Shape:
-        return tuple(int(d) for d in self._node.shape)  # type: ignore[arg-type]
+        return static(self._node.shape)
 
     @property
     def size(self) -> int:
@@ -88,7 +89,7 @@ class Structure:
     def form(self) -> str:
         """ "linear": in all operands together; "bilinear": in each of two; else "other". Sizes make
         no difference to it."""
-        at = type(self.op), tuple(map(len, self.shapes))
+        at = self.op, tuple(map(len, self.shapes))
         if at not in _FORMS:
             _FORMS[at] = self._form()
         return _FORMS[at]
