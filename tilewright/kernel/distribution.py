@@ -156,8 +156,9 @@ class Distribution:
         own = by.get(found[0]) if found is not None else None
         if found is None or own is None or not isinstance(d, int):
             return own
+        inside = found[1] + size(own) <= d  # scans read neighbours beyond the end, under conditions
         whole = own if size(own) == d else resized(own, d)
-        return whole if whole is not None and found[1] % size(own[1:]) == 0 else None
+        return whole if inside and whole is not None and found[1] % size(own[1:]) == 0 else None
 
     def _common(self, p: Piece) -> Iterator[str]:
         """Local buffers that one thread writes for all: by an atomic operation, or where data say
