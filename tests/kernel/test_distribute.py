@@ -270,3 +270,14 @@ def test_code_reads_vectors_and_keeps_rows_in_registers() -> None:
     nest = legalise(scheduled(kernel)[1], target)
     ptx = cached_ptx(emit_kernels(nest, target).text, target)
     assert "ld.global.v4" in ptx and "st.global.v4" in ptx and "local" not in ptx
+
+
+def test_masked_elements_share_their_address() -> None:
+    """Rows of any length: each element has a condition of its own, of 32 bits."""
+    rows = {"x": numbers(4), "out": numbers(4), "x_stride": 37, "out_stride": 37, "columns": 37}
+    kernel = translate(load(False).softmax_kernel, described(**rows, BLOCK=1024))
+    target = for_capability(90)
+    text = emit_kernels(legalise(scheduled(kernel)[1], target), target).text
+    rows_at = re.findall(r"mul i64 %(?:block.x, %dim\d+|dim\d+, %block.x)", text)
+    assert len(rows_at) == 2  # once for what is read, and written
+    assert "icmp slt i32" in text and "icmp slt i64" not in text

@@ -7,12 +7,17 @@ import pytest
 
 from tests.gpu import emulate
 from tests.gpu.programs import PROGRAMS, groups
+from tests.gpu.tile_kernels import load
+from tests.lang.tile.threads_running import run_emulated, scheduled
 from tilewright import targets
-from tilewright.ir.types import DType, as_dtype, bf16, f32
+from tilewright.ir.types import DType, as_dtype, bf16, f32, i32
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.softmax_terms import softmax_terms
 from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.lang.tile.front.frontend import translate
+from tilewright.lang.tile.front.functions import Argument
+from tilewright.lang.tile.ir import Kernel
 
 GPU = targets.get("cuda:90")
 FOUND = """
@@ -85,3 +90,49 @@ def test_rows_of_far_apart_numbers(d: DType, columns: int) -> None:
     top = wide.max(1, keepdims=True)
     want = np.log(np.exp(wide - top).sum(1)) + top[:, 0] - np.take_along_axis(wide, at, 1)[:, 0]
     np.testing.assert_allclose(out["y0"], want, rtol=3e-7, atol=1e-6)
+
+
+# ---- tile kernels
+
+
+def tile_kernel(block: int) -> Kernel:
+    given = {"x": Argument.pointer(f32, 16), "out": Argument.pointer(f32, 16)}
+    given |= {n: Argument.scalar(i32, 1, True) for n in ("x_stride", "out_stride", "columns")}
+    return translate(load(False).softmax_kernel, {**given, "BLOCK": Argument.constant(block)})
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("t0[t2.r0.0,", "t0[0,"),  # not the largest of all
+        ("t2: t2[] = nan", "t2: t2[] = 0.0"),
+        ("t2[] maxnum=", "t2[] add="),
+        ("- t2[]", "- t2[] * 2.0"),
+        ("/ t5[]", "/ t0[s6.i0.0,s6.i0.1,s6.i0.2]"),  # not all by one number
+        ("/ t5[]", "+ t5[]"),
+        ("t5: t5_own[t5.r0.1,t5.r0.2] add=", "t5: t5_own[t5.r0.1,t5.r0.2] max="),
+        ("if #(32*s6.i0.0", "if #(16*s6.i0.0"),  # the largest may be no result
+        ("-inf)", "-1.0)"),
+    ],
+)
+def test_tiles(was: str, now: str) -> None:
+    """Terms that are results too, and their quotients; none where something is different."""
+    text = nest_text(scheduled(tile_kernel(64), 1)[1])
+    assert sorted(x.partition("(")[0] for x in terms(text)) == ["div", "exp"]
+    assert was in text, text
+    assert terms(text.replace(was, now)) == set()
+
+
+def test_tiles_of_far_apart_numbers() -> None:
+    """Results are off by no more than two units of the largest, and NaN where eager's are."""
+    rng = np.random.default_rng(3)
+    x = (rng.standard_normal((5, 37)) * [[1.0], [30.0], [90.0], [1.0], [1.0]]).astype(np.float32)
+    x[3, 5], x[4, 7] = np.inf, -np.inf
+    out = np.zeros_like(x)
+    run_emulated(tile_kernel(64), (5,), [x.reshape(-1), out.reshape(-1), 37, 37, 37], 1)
+    with np.errstate(invalid="ignore"):
+        e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+    want = e / e.sum(1, keepdims=True)
+    assert np.isnan(want[3]).all() and np.isnan(out[3]).all()
+    off = np.abs(out - want).max(1) / np.spacing(want.max(1).astype(np.float32))
+    assert off[[0, 1, 2, 4]].max() <= 2.0, off

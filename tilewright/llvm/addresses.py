@@ -13,6 +13,7 @@ from tilewright.kernel.dependence import linear_index, split_terms
 from tilewright.kernel.group import Buffer
 from tilewright.llvm.context import Context
 from tilewright.llvm.indices import Indices, Terms
+from tilewright.llvm.machine import Traits
 from tilewright.llvm.opaque import DECLARATION, opaque
 from tilewright.llvm.scalars import memory_type
 from tilewright.llvm.writer import Writer
@@ -42,11 +43,15 @@ def _one_remainder(x: Dim, own: Sym) -> bool:
     return isinstance(step, int) and step > 0 and own not in D.symbols(lanes[0].b)
 
 
+def _is_polynomial(x: Dim) -> bool:
+    """Is it made of sizes and variables only? It can be computed whatever they are."""
+    return all(isinstance(a, Sym) for a in D.atoms(x))
+
+
 class Addresses:
-    def __init__(self, w: Writer, c: Context, indices: Indices, steps_apart: bool) -> None:
-        self.w, self.c, self.indices = w, c, indices
+    def __init__(self, w: Writer, c: Context, indices: Indices, traits: Traits) -> None:
+        self.w, self.c, self.indices, self.traits = w, c, indices, traits
         self.put = w.put
-        self.steps_apart = steps_apart  # may addresses be opaque to LLVM?
         self.base = {b.name: ("null", 0) for b in c.n.buffers if b.scope == "memory"}
         self.part: Part | None = None  # of what each thread has a part only
         self.aligned: Callable[[Buffer], int] = lambda b: b.dtype.bytes
@@ -73,6 +78,18 @@ class Addresses:
     def of(self, b: Buffer, index: tuple[Dim, ...]) -> str:
         return self.at(b, self.linear(b, index))
 
+    def early(self, b: Buffer, index: tuple[Dim, ...]) -> None:
+        """Before a condition under which an element behind a pointer is accessed: its address but
+        for the constant. Elements with conditions of their own then share it."""
+        known = all(s in self.c.env for i in index for s in D.symbols(i))
+        plain = b.pointer and b.scope != "memory" and b.swizzle is None
+        if self.traits.early and known and plain and all(map(_is_polynomial, index)):
+            lin = self.linear(b, index)
+            if self.c.lane is None:
+                self.pointer(b, 0, self.indices.terms(lin)[1])
+            else:
+                self.pointer(b, 0, self.c.with_lane(0, lambda: self.indices.terms(lin)[1]))
+
     def pointer(self, b: Buffer, const: int, terms: Terms) -> str:
         return (self._plain if b.swizzle is None else self._swizzled)(b, const, terms)
 
@@ -95,7 +112,7 @@ class Addresses:
                 at = self.indices.offset(terms[level], level)
                 with self.w.at(reached):
                     found = self.put(f"getelementptr {t}, ptr {p}, i64 {at}")
-                    if reached and self.steps_apart:
+                    if reached and self.traits.steps_apart:
                         self._moving[found] = cell = _Moving(self.w.out.pop())
                         self.w.out.append(cell.lines)
                 self.w.remember(key, reached, found)

@@ -13,7 +13,7 @@ from typing import Any
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Const, Load, Value, load
+from tilewright.ir.expr import Const, Load, Value, load, loads
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal import check_legal
@@ -64,13 +64,13 @@ class Body:
     ) -> None:
         w = self.writer = Writer(arith, metadata)
         c = self.context = Context(n, args, traits.barriers)
-        self.indices = Indices(w, c, traits.short_division)
-        a = self.addresses = Addresses(w, c, self.indices, traits.steps_apart)
+        self.indices = Indices(w, c, traits.short)
+        a = self.addresses = Addresses(w, c, self.indices, traits)
         self.accesses = Accesses(w, c, traits)
         v = self.values = Values(w, c, self.indices, a, self.accesses)
         self.stores = Stores(w, c, v, a, self.accesses)
         self.atomics = Atomics(w, c, v, a, traits.scope, target)
-        self.traits, self.target = traits, target
+        self.traits, self.target, self.arith = traits, target, arith
         self.machine = machine(self)
         self.instructions = Instructions(w, c, a, target, self.machine)
 
@@ -247,6 +247,7 @@ class Body:
         other = (lambda: self.block(s.other)) if s.other else None
         if not c.is_vector(condition):
             bit = self.values.value(condition)
+            self._before_mask(s)
             w.branch(bit, lambda: self.block(s.then), other, likely=is_likely(s))
             return
         assert c.lane is not None
@@ -257,6 +258,18 @@ class Body:
         for body, chosen, holds in ((s.then, lanes, True), (s.other, rest, False)):
             with c.testing((*before, Test(condition, holds, chosen, lane, width))):
                 self.block(body)
+
+    def _before_mask(self, s: If) -> None:
+        """What a store under a condition shares with others is computed before: the address, and a
+        value that takes next to nothing."""
+        x = s.then[0] if len(s.then) == 1 and not s.other else None
+        if not self.traits.early or not isinstance(x, Store):
+            return
+        known, a = self.context.buffers, self.addresses
+        a.early(known[x.buffer], x.index)
+        there = all(a.in_range(known[str(r.source)], r.index) for r in loads(x.value))
+        if x.combine is None and there and self.arith.is_light(x.value):
+            self.values.value(x.value)
 
     def _while(self, s: While) -> None:
         w, c = self.writer, self.context

@@ -7,7 +7,7 @@ from functools import partial, reduce
 from tilewright.ir import dim as D
 from tilewright.ir.conditions import parts_of
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Const, Fn, Index, Load, Value
+from tilewright.ir.expr import Const, Fn, Index, Load, Value, loads
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal.accesses import EDGES, ZEROS
 from tilewright.llvm.addresses import Addresses
@@ -54,6 +54,8 @@ class Choices:
         under = self.c.under
         if not under and not self.c.is_vector(condition):
             bit = values.value(condition, guarded)
+            for x in (x for arm in v.args[1:] for x in loads(arm)):
+                self.addresses.early(self.c.buffers[str(x.source)], x.index)
             return self.w.either(bit, t, *(partial(self._arm, x, w, ()) for x in v.args[1:]))
         bits = values.lanes_of(condition, guarded) if w > 1 else values.value(condition, guarded)
         arms = [

@@ -80,7 +80,8 @@ AWAITED = "i32 %waits, ptr addrspace(3) %record, ptr addrspace(1) %counters, i64
 PRODUCERS, FEWEST = 4, 24
 # Nothing is prefetched: other threads run while one waits.
 TRAITS = Traits(
-    short_division=True,
+    short=True,
+    early=True,
     scope='syncscope("device") ',
     prefetches=False,
     barriers=True,

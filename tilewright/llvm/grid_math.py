@@ -178,6 +178,8 @@ FUNCTIONS = {
 EXACT = frozenset({"tanh"})  # those within the bounds of float32
 # Formulas for terms of a sum; 2^x for those of a softmax alone.
 TERMS = {"exp": _exp_of_term, "exp2": _exp2}
+# Functions that are an instruction or two.
+_LIGHT = frozenset({"add", "sub", "mul", "neg", "fma", "max", "min", "cast", "select"})
 # What keeps the relative error of an operand: a sum of it may cancel, a function magnify it.
 _FACTORS = frozenset({"mul", "neg", "cast", "select"})
 
@@ -286,10 +288,13 @@ class GridArith(Arith):
 
     def instead(self, v: Value) -> Value | None:
         """exp(x * c - y) as 2^(x * (c log2(e)) - y * log2(e)); exp(x) of a softmax as
-        2^(x log2(e)); a quotient by a constant as a product, off by 1.5 units at most; 1 + erf(x)
-        as erfc(-x)."""
-        if v in self.softmax and "exp2" in self.terms and isinstance(v, Fn) and not self.short:
-            return fn("exp2", fn("mul", v.args[0], const(_LOG2E_HIGH, f32)))
+        2^(x log2(e)), and a quotient of it as a product, which is off by 1.5 units at most, as is
+        that for a quotient by a constant; 1 + erf(x) as erfc(-x)."""
+        if v in self.softmax and isinstance(v, Fn) and not self.short:
+            if v.name == "div":
+                return fn("mul", v.args[0], fn("div", const(1.0, f32), v.args[1]))
+            if "exp2" in self.terms:
+                return fn("exp2", fn("mul", v.args[0], const(_LOG2E_HIGH, f32)))
         if not self.short or self.strict or not isinstance(v, Fn) or v.dtype is not f32:
             return None
         if v.name == "div" and isinstance(v.args[1], Const):
@@ -311,6 +316,10 @@ class GridArith(Arith):
             return None
         times = const(float(a.args[1].value) * _LOG2E, f32)
         return fn("exp2", fn("fma", a.args[0], times, fn("mul", b, const(-_LOG2E, f32))))
+
+    def is_light(self, v: Value) -> bool:
+        light = (x.name in _LIGHT or x in self.softmax for x in walk(v) if isinstance(x, Fn))
+        return all(light)
 
     def _each(self, name: str, lanes: int, *args: str) -> str:
         """A function of one number, for every lane."""

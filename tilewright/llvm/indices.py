@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Data, Dim, Quo, Sym
 from tilewright.ir.expr import Const, Fn, Index, Value
-from tilewright.ir.types import i64
+from tilewright.ir.types import i32, i64
 from tilewright.llvm.context import LANE, Context
 from tilewright.llvm.scalars import register_type, vector
 from tilewright.llvm.text import rounded_down
@@ -24,6 +24,7 @@ _ON_NUMBERS: dict[str, Callable[[int, int], int]] = {
     "min": min,
     "max": max,
 }
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _NEAR = 1 << 30  # fits 32 bits, and so do its sums with constants and lanes
 _FAR = 1 << 61  # half of what 64 bits hold, and room for a few sums
 
@@ -59,10 +60,10 @@ def _is_far(x: Dim) -> bool:
 class Indices:
     values: Evaluates  # set by `Values`, which in turn needs indices
 
-    def __init__(self, w: Writer, c: Context, short_division: bool) -> None:
+    def __init__(self, w: Writer, c: Context, short: bool) -> None:
         self.w, self.c = w, c
         self.put, self.arith = w.put, w.arith
-        self.short_division = short_division  # half as many bits take the machine much less time
+        self.short = short  # half as many bits take the machine less time
 
     # ---- one number
 
@@ -213,11 +214,15 @@ class Indices:
 
     def _fits(self, q: Quo) -> bool:
         ends = (*D.bounds(q.a), *D.bounds(q.b))
-        return self.short_division and all(0 <= e < 1 << 32 for e in ends)
+        return self.short and all(0 <= e < 1 << 32 for e in ends)
 
     def _short(self, code: str, a: str, b: str) -> str:
-        a, b = (x if x.isdigit() else self.put(f"trunc i64 {x} to i32") for x in (a, b))
+        a, b = map(self._half, (a, b))
         return self.put(f"zext i32 {self.put(f'{code} i32 {a}, {b}')} to i64")
+
+    def _half(self, x: str) -> str:
+        """The lower half of 64 bits."""
+        return x if x.lstrip("-").isdigit() else self.put(f"trunc i64 {x} to i32")
 
     def _extended(self, x: str, v: Value, w: int) -> str:
         """An integer out of memory in 64 bits."""
@@ -324,6 +329,25 @@ class Indices:
         return r
 
     def compared(self, v: Fn, w: int) -> str | None:
+        """A comparison of index functions in fewer bits than they have; None for any other."""
+        return self._compared_lanes(v, w) if w > 1 else self._compared_halves(v)
+
+    def _compared_halves(self, v: Fn) -> str | None:
+        if (
+            v.name not in _COMPARISONS
+            or not self.short
+            or not any(isinstance(x, Index) for x in v.args)
+        ):
+            return None
+        dims = [x.dim if isinstance(x, Index) else _whole_number(x) for x in v.args]
+        a, b = dims
+        if a is None or b is None:
+            return None
+        if not all(i32.lowest <= e <= i32.highest for x in (a, b) for e in D.bounds(x)):
+            return None
+        return self.arith.apply(v.name, i32, 1, [self._half(self.dim(x)) for x in (a, b)])
+
+    def _compared_lanes(self, v: Fn, w: int) -> str | None:
         """A comparison of two index functions that differ by the lane and one number: the lanes
         before or after that number. Numbers of lanes are small where indices have 64 bits."""
         dims = [x.dim if isinstance(x, Index) else _whole_number(x) for x in v.args]

@@ -20,7 +20,8 @@ class Traits:
 
     keeping: str = ""  # how functions are called that leave most vector registers alone
     steps_apart: bool = False  # addresses may be opaque to LLVM: see llvm/opaque.py
-    short_division: bool = False  # division of 32 bits takes much less time than of 64
+    short: bool = False  # integers of 32 bits take less time than of 64, division much less
+    early: bool = False  # addresses behind pointers are computed before conditions
     scope: str = ""  # the scope of atomics: all threads by default
     barriers: bool = False  # there are threads that wait for one another
     prefetches: bool = True  # lines of memory are prefetched

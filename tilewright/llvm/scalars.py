@@ -107,6 +107,10 @@ class Arith:
         """What a machine computes in place of a value; None: the value itself."""
         return None
 
+    def is_light(self, v: Value) -> bool:
+        """Does a value take next to nothing, so that it may be computed where it is not needed?"""
+        return False
+
     def definitions(self) -> list[str]:
         """What the module defines besides its kernels. A function that is called very often is not
         written out at each call: that is what compiling such a kernel would take its time for."""

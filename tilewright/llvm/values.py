@@ -124,7 +124,7 @@ class Values:
             c = get(condition, guarded)
             a, b = get(v.args[1], True), get(v.args[2], True)
             return self.arith.apply("select", v.dtype, w, [c, a, b])
-        if vec and w > 1 and (found := self.indices.compared(v, w)) is not None:
+        if (found := self.indices.compared(v, w)) is not None:
             return found
         if (other := self.arith.instead(v)) is not None:
             return get(other, guarded)
