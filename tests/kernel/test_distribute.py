@@ -20,13 +20,15 @@ from tests.lang.tile.random_running import failure
 from tests.lang.tile.random_running import translated as translated_kernel
 from tests.lang.tile.threads_running import run_emulated, run_threads, scheduled
 from tilewright.base.errors import Invalid, Refused
+from tilewright.ir import dim as D
 from tilewright.ir.types import bf16, f32, from_memory, i32, to_memory
+from tilewright.kernel.banks import conflicts
 from tilewright.kernel.check import verify
 from tilewright.kernel.defaults.grid_tiles import schedule_tile_grid
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.layouts import layout_text, parse_layout, size
 from tilewright.kernel.legal import legalise
-from tilewright.kernel.nest import Barrier, Nest, transform
+from tilewright.kernel.nest import Barrier, Nest, Store, transform, walk
 from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.steps.distribute import Distribute
 from tilewright.kernel.text import nest_text, parse_nest
@@ -164,6 +166,35 @@ def test_products_by_instructions_of_warps(turned: bool) -> None:
     run_threads(kernel, (2,), values, 2)
     want = a.astype(np.float64) @ b.astype(np.float64)
     np.testing.assert_allclose(from_memory(c, bf16), want, rtol=1e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "warps", "each"),
+    [(64, 64, 4, [4, 2, 4]), (32, 128, 2, [8, 2, 4]), (16, 16, 1, [2, 4])],
+)
+def test_products_that_threads_add_up(rows: int, columns: int, warps: int, each: list[int]) -> None:
+    """Threads have about as many rows as columns, and do not wait for each other at the banks."""
+    k = 24
+    a, b, c = (
+        np.random.default_rng(n).standard_normal(n).astype(np.float32)
+        for n in (rows * k, k * columns, rows * columns)
+    )
+    sizes = {"M": rows, "N": columns, "K": k, "am": k, "ak": 1, "bk": columns, "bn": 1}
+    sizes |= {"cm": columns, "cn": 1}
+    blocks = {"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": 32, "GROUP": 1, "PRECISION": "ieee"}
+    given = {x: Argument.pointer(f32, 16) for x in "abc"} | described(**sizes)
+    constants = {x: Argument.constant(v) for x, v in blocks.items()}
+    kernel = translate(load(False).matmul_kernel, {**given, **constants})
+    nest = scheduled(kernel, warps)[1]
+    turns = [
+        q for x, q in walk(nest.body) if isinstance(x, Store) and x.stage in nest.are("product")
+    ]
+    own = [D.bounds(q.extent)[1] for q in turns[0] if q.kind in ("unroll", "lane")]
+    assert own == each
+    assert not [x for x in conflicts(nest) if not x.writes]
+    run_threads(kernel, (1,), [a, b, c, *(x for x in sizes.values() if x != 1)], warps)
+    want = a.astype(np.float64).reshape(rows, k) @ b.reshape(k, columns)
+    np.testing.assert_allclose(c.reshape(rows, columns), want, rtol=1e-5, atol=1e-5)
 
 
 def test_warps_share_rows_and_columns() -> None:

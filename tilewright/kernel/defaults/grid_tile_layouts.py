@@ -164,6 +164,8 @@ class Layouts:
             self._fragments(p, found)
         for p in self.pieces:
             self._parts_of_sums(p, found)
+        for p in self.pieces:
+            self._by_threads(p, found)
         for p in order:
             self._choose(p, found)
         out: dict[str, Layout] = {}
@@ -196,6 +198,31 @@ class Layouts:
                 found[i], found[j] = rows, columns
                 self.products[p.stage] = name
                 return
+
+    def _by_threads(self, p: Piece, found: dict[str, Layout]) -> None:
+        """The layouts of a product that threads add up by themselves. In each step a thread reads
+        an element for each of its rows and columns: there are as few of both as may be."""
+        if factors(p) is None or p.stage in self.products or len(p.loops) != 3:
+            return
+        i, j = (self.root(x.name) for x in p.loops[:2])
+        if {i, j} & found.keys() or i == j:
+            return
+        users = [self.pieces[self.piece[x]] for x in self.members[i]]
+        if any(self.root(self.inner(q).name) == i for q in users if any(self._cells(q))):
+            i, j = j, i  # neighbours in memory are along rows
+        lanes = min(self._vector_of(j), self.extents[j])
+        best: tuple[int, dict[str, int]] | None = None
+        for some in range(1, 2 ** len(THREAD_AXES) - 1):
+            along = {a: self.widths[a] for k, a in enumerate(THREAD_AXES) if some >> k & 1}
+            others = {a: n for a, n in self.widths.items() if a not in along}
+            rows = self.extents[i] // prod(others.values())
+            columns = self.extents[j] // prod(along.values())
+            if rows and columns >= lanes and (best is None or rows + columns < best[0]):
+                best = rows + columns, along
+        if best is not None:
+            others = {a: n for a, n in self.widths.items() if a not in best[1]}
+            found[j] = self._layout(self.extents[j], best[1], lanes)
+            found[i] = self._layout(self.extents[i], others, 1)
 
     def _parts_of_sums(self, p: Piece, found: dict[str, Layout]) -> None:
         """Loops over a part of the columns of a product's sums have a part of their layout."""

@@ -201,7 +201,7 @@ def lay_out_operands(s: Scheduler, products: Mapping[str, str]) -> None:
 
 
 def beside(n: Nest, name: str) -> bool:
-    """Are all lanes that touch a buffer neighbours in it, in whole vectors?"""
+    """Are all lanes that touch a buffer neighbours in it, in whole vectors, or all at one place?"""
     b = n.buffer(name)
     for x, path in walk(n.body):
         lanes = [q for q in path if q.kind == "lane"]
@@ -211,6 +211,7 @@ def beside(n: Nest, name: str) -> bool:
         for found, at in cells:
             if found == name:
                 step = D.coefficient(linear_index(b, at), lanes[-1].var)
-                if step != 1 or lanes[-1].extent not in (2, 4, 8, 16 // b.dtype.bytes):
+                whole = lanes[-1].extent in (2, 4, 8, 16 // b.dtype.bytes)
+                if step != 0 and not (step == 1 and whole):
                     return False
     return True

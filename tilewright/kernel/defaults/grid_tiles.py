@@ -338,7 +338,7 @@ def swizzle_operands(s: Scheduler) -> None:
     for x, _ in walk(s.nest.body):
         if isinstance(x, Loop) and x.instruction and INTRINSICS[x.instruction].addresses:
             used |= {str(r.source) for r in reads(x)}
-    used |= _read_by_threads(s.nest)
+    used |= _read_by_threads(s.nest) | _in_turns(s.nest)
     for name in sorted(used):
         b = s.nest.buffer(name)
         width, each = b.shape[-1], VECTOR // b.dtype.bytes
@@ -364,6 +364,18 @@ def _better_swizzle(s: Scheduler, first: Swizzle) -> None:
     if left < lost:
         s.nest = made
         s.trace[-1] = other
+
+
+def _in_turns(n: Nest) -> set[str]:
+    """Operands of products that threads add up by themselves, for which these wait at the banks."""
+    products = n.are("product")
+    plain = [
+        x
+        for x, path in walk(n.body)
+        if isinstance(x, Store) and x.stage in products and not any(q.instruction for q in path)
+    ]
+    operands = {str(r.source) for x in plain for r in reads(x)} & set(_shared(n))
+    return {b for b in operands if any(not c.writes for c in conflicts(n, b))}
 
 
 def _read_by_threads(n: Nest) -> set[str]:
