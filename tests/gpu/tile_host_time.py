@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -102,6 +103,26 @@ def cases(m: Any, device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         "attention, 10 arguments",
         lambda: m.attention_kernel[(4, 4)](q, k, v, out, 256, 0.125, 64, 64, 64, False),
     )
+    block = (128, 128, 64)
+    yield (
+        "descriptors of the kernel's",
+        lambda: m.described_kernel[(4,)](
+            a, b, c, 256, 256, 256, 256, 256, 256, *block, True, False, num_warps=8, num_stages=3
+        ),
+    )
+    boxes = ((a, [128, 64]), (b, [128, 64]), (c, [128, 128]))
+
+    def walk(arrays: Sequence[Any]) -> Any:
+        sizes = (256, 256, 256)
+        return m.described_by_host_kernel[(4,)](
+            *arrays, *sizes, *block, 8, False, num_warps=8, num_stages=3
+        )
+
+    def described() -> list[Any]:
+        return [m.TensorDescriptor.from_tensor(x, box) for x, box in boxes]
+
+    yield "descriptors of the host's", partial(walk, described())
+    yield "descriptors made for each launch", lambda: walk(described())
 
 
 def us(call: Callable[[], Any], clock: Callable[[], float], wait: Callable[[], Any]) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch
 import tilewright as tw
 import tilewright.language as tl
 from tests.gpu.fake_tiles import there
+from tests.gpu.tile_kernels import load
 from tilewright.base.errors import Invalid, Unsupported
-from tilewright.driver.tile import gpu, jit
+from tilewright.driver.tile import gpu, gpu_maps, jit
 from tilewright.runtime.cuda.module import Facts
 from tilewright.targets import nvptx
 
@@ -37,14 +39,14 @@ class Launches:
         return SimpleNamespace(function=lambda name, shared: made)
 
     def launcher(self, function: Any, threads: tuple[int, ...], count: int) -> Any:
-        def go(given: bytes) -> int:
+        def go(maps: int, given: bytes) -> int:
             stream, *words = memoryview(given).cast("q")
-            assert len(words) == 3 + count and stream == 7
+            assert len(words) == 3 + count + maps and stream == 7
             self.calls.append((words[3:], tuple(words[:3]), threads))
             self.launched.append(function.ptx)
             return 0
 
-        return SimpleNamespace(packed=lambda maps: go, failed=None)
+        return SimpleNamespace(packed=lambda maps: partial(go, maps), failed=None)
 
 
 @pytest.fixture
@@ -204,3 +206,44 @@ def test_overlapping_and_unaligned_tensors_are_noticed(
     assert f.again == known, "which is not the one of the others"
     f[(4,)](out[:128], out, 100, 2, 0.5, BLOCK=32)
     assert len(launches.modules) == 3, "another one, for tensors in the same memory"
+
+
+def test_descriptors_as_before_are_looked_up(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensor maps are those of the addresses, whether descriptors are the same ones or equal; other
+    sizes, and descriptors that were changed, are other launches."""
+    tensors_there(monkeypatch)
+    made: list[int] = []
+
+    def tensor_map(on: Any, dtype: str, item: int, *where: Any) -> Any:
+        made.append(1)
+        return SimpleNamespace(address=hash(tuple(map(str, where))))
+
+    monkeypatch.setattr(gpu_maps, "TensorMap", tensor_map)
+    bf16 = torch.bfloat16
+    a, b, c, other = (torch.zeros(128, 128, dtype=bf16) for _ in range(4))
+
+    def launch(f: Any, arrays: list[Any]) -> None:
+        f[(4,)](*arrays, 128, 128, 128, 64, 64, 64, 8, False)
+
+    def described(*of: torch.Tensor) -> list[Any]:
+        return [tw.TensorDescriptor.from_tensor(x, [64, 64]) for x in of]
+
+    fn = load(False).described_by_host_kernel.fn
+    f, kept = tw.jit(fn), described(a, b, c)
+    for _ in range(3):
+        launch(f, kept)
+    assert len(f.again) == 1
+    changed = described(a, b, c)
+    changed[0].base = other
+    narrow = described(a, b, c)
+    narrow[1].shape = [128, 96]
+    for arrays in (kept, described(a, b, c), described(other, b, c), changed, narrow, kept):
+        launch(f, arrays)
+        before = len(made)
+        launch(f, arrays)
+        assert len(made) == before
+        launch(tw.jit(fn), arrays)
+        assert launches.calls[-1] == launches.calls[-2] == launches.calls[-3]
+    assert len({tuple(words) for words, _, _ in launches.calls}) == 3

@@ -19,6 +19,7 @@ from tilewright.base.untraced import untraced
 from tilewright.driver.tile.arguments import PLAIN, constant_key, handlers_of
 from tilewright.driver.tile.devices import key_of_launch
 from tilewright.driver.tile.launch import GRIDS
+from tilewright.lang.tile.language.descriptors import TensorDescriptor
 from tilewright.lang.tile.language.types import constexpr
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tilewright.driver.tile.launch import CompiledKernel
 
 Given = Sequence[Any]  # the arguments of a launch, in the order of the parameters
+# Parameters that are tensors, and whether each is described.
+Tensors = tuple[tuple[int, bool], ...]
 
 # Options of a launch that say how a GPU shares out work. They change no result and are ignored.
 IGNORED = frozenset(
@@ -119,15 +122,16 @@ def bind(_tw_given):
         {bind}
         return {key}, {values}
 """
-# A launch as one before: tensors of torch itself at multiples of 16 bytes, all else the same. Types
-# are compared too, since 1 == 1.0 == True.
+# A launch as one before: tensors of torch itself at multiples of 16 bytes, or descriptors of such,
+# all else the same. Types are compared too, since 1 == 1.0 == True. Where the copy engine reads,
+# the words that follow are those of these addresses.
 _AGAIN = """\
 if {tensors}:
         try:
             _tw_now = {plain}
             _tw_on = {first}.get_device()
             _tw_known = _tw_again.get(
-                (_tw_grid, _tw_on, {dtypes}, *_tw_now, *map(_tw_class, _tw_now))
+                (_tw_grid, _tw_on, {kinds}, *_tw_now, *map(_tw_class, _tw_now))
             )
         except TypeError:  # without a hash
             _tw_known = None
@@ -141,10 +145,14 @@ if {tensors}:
                 {fit} and not ({either}) & 15
                 and (not _tw_kernel.relation or _tw_kernel.relation({given}, {values}) is None)
             ):
+                if _tw_words.__class__ is not _tw_bytes:
+                    _tw_words = _tw_words[({pointers},)]
                 _tw_code = _tw_go(_tw_pack(_tw_stream(_tw_on), *_tw_sizes, {pointers}) + _tw_words)
                 if _tw_code:
                     _tw_kernel.launchable.launcher.failed(_tw_code, _tw_sizes)
                 return _tw_kernel"""
+# What a descriptor says besides the address.
+_LAYOUT = "(*{n}.shape, *{n}.strides, *{n}.block_shape, {n}.padding)"
 MOST_AGAIN = 256  # launches of a kernel that are remembered
 # A tensor of torch itself and a usual integer are bound in place: key and value without a call.
 _TENSOR = """\
@@ -162,7 +170,7 @@ _ONE = """
             _tw_k{k} = _tw_one{k}; _tw_v{k} = _tw_a{k} = None"""
 
 
-def calls(f: JITFunction[Any], tensors: frozenset[int] = frozenset()) -> Calls:
+def calls(f: JITFunction[Any], tensors: Tensors = ()) -> Calls:
     """`tensors` are parameters that were tensors in a launch on a GPU: the next such is quick."""
     torch = sys.modules.get("torch")
     scope: dict[str, Any] = {
@@ -184,6 +192,8 @@ def calls(f: JITFunction[Any], tensors: frozenset[int] = frozenset()) -> Calls:
         "_tw_remember": partial(_remember, f),
         "_tw_again": f.again,
         "_tw_class": type,
+        "_tw_bytes": bytes,
+        "_tw_described": TensorDescriptor,
         "_tw_stream": getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None),
     }
     # Positional ones, then what is too much, then those by keyword only.
@@ -233,24 +243,29 @@ def calls(f: JITFunction[Any], tensors: frozenset[int] = frozenset()) -> Calls:
     return Calls(untraced(scope["launch"]), scope["gather"], scope["bind"])
 
 
-def _again(f: JITFunction[Any], tensors: frozenset[int]) -> str:
+def _again(f: JITFunction[Any], tensors: Tensors) -> str:
     """The beginning of a launch of a kernel that was launched with tensors for these parameters."""
-    names, own = f.arg_names, sorted(tensors)
+    names = f.arg_names
     runtime = [k for k, p in enumerate(f.parameters) if not p.is_constexpr]
-    addresses = [f"_tw_v{k}" for k in own]
-    fit = [*addresses, *(f"{names[k]}.get_device() == _tw_on" for k in own[1:])]
+    described = {k for k, is_ in tensors if is_}
+    own = [f"{names[k]}.base" if is_ else names[k] for k, is_ in tensors]
+    at = {k: f"_tw_v{k}" for k, _ in tensors}
+    fit = [*at.values(), *(f"{x}.get_device() == _tw_on" for x in own[1:])]
     options = ('_tw_options.get("num_warps")', '_tw_options.get("num_stages")')
+    classes = [f"{names[k]}.__class__ is _tw_described" for k in sorted(described)]
+    layouts = [_LAYOUT.format(n=names[k]) for k in sorted(described)]
+    values = [f"({at[k]},)" if k in described else at.get(k, names[k]) for k in runtime]
     return _AGAIN.format(
-        tensors=" and ".join(f"{names[k]}.__class__ is _tw_tensor" for k in own),
-        plain=_tuple([*(n for k, n in enumerate(names) if k not in tensors), *options]),
-        first=names[own[0]],
-        dtypes=", ".join(f"{names[k]}.dtype" for k in own),
-        addresses="; ".join(f"_tw_v{k} = {names[k]}.data_ptr()" for k in own),
+        tensors=" and ".join([*classes, *(f"{x}.__class__ is _tw_tensor" for x in own)]),
+        plain=_tuple([*(n for k, n in enumerate(names) if k not in at), *options]),
+        first=own[0],
+        kinds=", ".join([*(f"{x}.dtype" for x in own), *layouts]),
+        addresses="; ".join(f"{v} = {x}.data_ptr()" for v, x in zip(at.values(), own, strict=True)),
         fit=" and ".join(fit),
-        either=" | ".join(addresses),
-        pointers=", ".join(addresses),
+        either=" | ".join(at.values()),
+        pointers=", ".join(at.values()),
         given=_tuple(names),
-        values=_tuple([f"_tw_v{k}" if k in tensors else names[k] for k in runtime]),
+        values=_tuple(values),
         rest="_tw_rest",
         busy=_BUSY,
     )
@@ -268,13 +283,18 @@ def _remember(
     """Notes a launch on a GPU, so that the next one like it packs addresses only. Equal numbers are
     the same ones: no 0.0, which equals -0.0, and no NaN."""
     torch = sys.modules["torch"]
-    tensors = frozenset(k for k, x in enumerate(given) if x.__class__ is torch.Tensor)
-    plain = [x for k, x in enumerate(given) if k not in tensors]
+    tensors: Tensors = tuple(
+        (k, x.__class__ is TensorDescriptor)
+        for k, x in enumerate(given)
+        if (x.base if x.__class__ is TensorDescriptor else x).__class__ is torch.Tensor
+    )
+    at = dict(tensors)
+    plain = [x for k, x in enumerate(given) if k not in at]
     plain += [options.get("num_warps"), options.get("num_stages")]
     usual = all(x.__class__ in PLAIN or (x.__class__ is float and x and x == x) for x in plain)
     runtime = [k for k, p in enumerate(f.parameters) if not p.is_constexpr]
-    order = [runtime.index(k) for k in sorted(tensors) if k in runtime]
-    aligned = not any(values[k] & 15 for k in order)
+    order = [(runtime.index(k), is_) for k, is_ in tensors if k in runtime]
+    aligned = not any((values[k][0] if is_ else values[k]) & 15 for k, is_ in order)
     frozen = None
     if usual and aligned and len(order) == len(tensors) and tensors:
         on_gpu: Any = kernel.launchable
@@ -290,8 +310,10 @@ def _remember(
         return
     if len(f.again) >= MOST_AGAIN:
         f.again.clear()
-    dtypes = [given[k].dtype for k in sorted(tensors)]
-    key = (grid, kernel.gpu, *dtypes, *plain, *map(type, plain))
+    kinds = [(given[k].base if is_ else given[k]).dtype for k, is_ in tensors]
+    boxes = [given[k] for k, is_ in tensors if is_]
+    layouts = [(*x.shape, *x.strides, *x.block_shape, x.padding) for x in boxes]
+    key = (grid, kernel.gpu, *kinds, *layouts, *plain, *map(type, plain))
     f.again[key] = (kernel, *frozen, sizes)
     if first:
         f.use_calls(calls(f, tensors))

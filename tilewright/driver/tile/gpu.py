@@ -40,6 +40,7 @@ _COMPILER = "tilewright.driver.tile.gpu_compile"
 _MAPS = "tilewright.driver.tile.gpu_maps"
 MOST_SQUEEZED = 48  # registers of a thread; of more, many would be spilled
 FEW_SPILLED = 0  # bytes: 16 cost a softmax of float32 7 % (measured on an H200)
+_MOST = 256  # addresses of one launch whose tensor maps are remembered
 SHARED = 64 << 10  # bytes that the blocks of a multiprocessor may have together, on any GPU
 _TEXTS = ("ttir", "nest", "trace", "llir", "ptx", "asm")
 Grid = tuple[int, int, int]
@@ -73,6 +74,7 @@ class GpuTile:
     def __post_init__(self) -> None:
         b: Binding = self.code.binding
         self._words: Callable[[Any, Grid], bytes] | None = None
+        self._maps: Callable[[Any, Grid], Sequence[Any]] | None = None
         self.pairs, self.stored = b.pairs, b.stored
         self.reports = Reports(b.name, b.sites)
         if not self.code.symbol:
@@ -139,49 +141,66 @@ class GpuTile:
             sizes.append(f"grid[{which}]" if kind == "grid" else one)
         maps = [] if self.code.maps is None else self.code.maps.known(self.on)
         self.go = scope["go"] = self.launcher.packed(len(maps))
+        boxes: list[str] = []
         for k, (slot, known) in enumerate(maps):
             scope[f"maps{k}"] = known
             key = ", ".join((f"values[{b.slots[slot][0]}]", *(sizes[j] for j in known.used)))
-            sizes.append(f"maps{k}[({key},)].address")
+            boxes.append(f"maps{k}[({key},)]")
         given += sizes
         forms += ["q"] * len(sizes)
         scope["pack"] = struct.Struct(f"<4q{''.join(forms)}").pack
+        scope["ends"] = struct.Struct(f"<{len(maps)}q").pack
+        own = ", ".join(f"{x}.address" for x in boxes)
         words = ", ".join((f"stream({self.on.number})", "*grid", *given))
-        lines += [f"code = go(pack({words}))", "if code:", "    failed(code, grid)"]
+        ends = f" + ends({own})" if boxes else ""
+        lines += [f"code = go(pack({words}){ends})", "if code:", "    failed(code, grid)"]
         if self.code.reports >= 0:
             lines.append("report(records)")
         body = "\n    ".join(lines)
         exec(f"def launch(values, given, grid):\n    {body}\n", scope)
-        if self.code.reports < 0 and not maps:
+        if self.code.reports < 0 and all(what != ADDRESS for _, what in b.slots):
             all_words = f"pack(0, *grid, {', '.join(given)})"
             exec(f"def words(values, grid):\n    return {all_words}\n", scope)
-            self._words = scope["words"]
+            exec(f"def maps(values, grid):\n    return ({', '.join((*boxes, ''))})\n", scope)
+            self._words, self._maps = scope["words"], scope["maps"] if boxes else None
         return scope["launch"]
 
     def frozen(
         self,
         pick: Callable[[Any], Any],
         values: Sequence[Any],
-        tensors: Sequence[int],
+        tensors: Sequence[tuple[int, bool]],
         grid: Grid,
     ) -> tuple[Any, ...] | None:
         """A launch of which only the addresses of tensors will be others: a function that packs the
         words up to these, the words that follow, and what takes all. None where addresses are not
-        the first words, in this order."""
+        the first words, in this order. `tensors` are places among the values, and whether a value
+        is that of a descriptor, which begins with the address."""
         slots = self.code.binding.slots
         own = [which for which, what in slots if what == POINTER]
         first = [what == POINTER for _, what in slots[: len(tensors)]]
-        flat = not any(isinstance(x, tuple) for x in values)
-        if self._words is None or len(own) != len(tensors) or not all(first) or not flat:
+        nested = {k for k, x in enumerate(values) if isinstance(x, tuple)}
+        if self._words is None or len(own) != len(tensors) or not all(first):
             return None
-        if [pick(tuple(range(len(values))))[which] for which in own] != list(tensors):
+        if nested != {k for k, described in tensors if described}:
             return None
-        given, overflows = pick(values), self.code.binding.overflows
+        places = [
+            tuple((k, j) for j in range(len(values[k]))) if k in nested else (k, 0)
+            for k in range(len(values))
+        ]
+        if [pick(tuple(places))[which] for which in own] != [(k, 0) for k, _ in tensors]:
+            return None
+        given, overflows = list(pick(values)), self.code.binding.overflows
         if overflows and eval(overflows, {"values": given, "grid": grid}):
             return None
         begin = HEAD + len(tensors)
         rest = self._words(given, grid)[8 * begin :]
-        return struct.Struct(f"<{begin}q").pack, rest, self.go
+        pack = struct.Struct(f"<{begin}q").pack
+        return (
+            pack,
+            rest if self._maps is None else _Rest(rest, self._maps, given, own, grid),
+            self.go,
+        )
 
     def _room(self) -> Any:
         """Memory for the reports of a launch."""
@@ -203,6 +222,30 @@ class GpuTile:
             at += 2 + count
         if self.reports.broken:
             self.reports.finish()
+
+
+class _Rest(dict[tuple[int, ...], bytes]):
+    """The words of a launch behind the addresses of its tensors, by these: the last ones are where
+    tensor maps are, which live as long."""
+
+    def __init__(self, fixed: bytes, maps: Any, values: list[Any], own: list[int], grid: Grid):
+        super().__init__()
+        self.fixed, self.maps, self.values, self.own, self.grid = fixed, maps, values, own, grid
+        self.held: list[Any] = []
+
+    def __missing__(self, addresses: tuple[int, ...]) -> bytes:
+        if len(self) >= _MOST:
+            self.clear()
+            self.held = []
+        values = list(self.values)
+        for which, address in zip(self.own, addresses, strict=True):
+            values[which] = address
+        made = self.maps(values, self.grid)
+        self.held.append(made)
+        self[addresses] = found = self.fixed + struct.pack(
+            f"<{len(made)}q", *(x.address for x in made)
+        )
+        return found
 
 
 def _nothing(values: Any, given: Any, grid: Grid) -> None:

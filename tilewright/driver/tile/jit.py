@@ -29,7 +29,7 @@ from tilewright.driver.tile.arguments import (
     leaves,
 )
 from tilewright.driver.tile.calls import DEFAULTS as DEFAULTS
-from tilewright.driver.tile.calls import IGNORED, Calls, Given, Missing, calls
+from tilewright.driver.tile.calls import IGNORED, Calls, Given, Missing, Tensors, calls
 from tilewright.driver.tile.devices import GPU, gpu_of, of_options
 from tilewright.driver.tile.launch import (
     NATIVE,
@@ -109,7 +109,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         self.log = Log()
         self.kernels: dict[Any, CompiledKernel] = {}
         self.again: dict[Any, Any] = {}  # launches on a GPU that are remembered (calls.py)
-        self.quick_for: frozenset[int] | None = None  # parameters that are tensors in these
+        self.quick_for: Tensors | None = None  # parameters that are tensors in these
         self._repr = repr
         self._lock = threading.RLock()
         self._making: dict[Any, threading.Lock] = {}

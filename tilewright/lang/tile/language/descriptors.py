@@ -10,9 +10,10 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from tilewright.base.errors import Invalid, require
+from tilewright.base.errors import Invalid
 from tilewright.lang.tile.builder import maker
 from tilewright.lang.tile.ir import Pointer, Value
 from tilewright.lang.tile.language import memory, promote
@@ -440,6 +441,9 @@ def store_tensor_descriptor(desc: tensor_descriptor, offsets: Any, value: Any) -
 # ---- on the host
 
 
+_check_block = lru_cache(256)(check_shape)
+
+
 @dataclass
 class TensorDescriptor:
     """What a caller gives to a kernel for a `tensor_descriptor` parameter."""
@@ -452,27 +456,35 @@ class TensorDescriptor:
     round_f32_to_tf32: bool = False
 
     def __post_init__(self) -> None:
+        # One is made for each launch, often: what is said is written only where it is wrong.
         rank = len(self.shape)
-        hint = "shape, strides and block_shape have one number for every axis"
-        fits = len(self.strides) == rank == len(self.block_shape)
-        require(fits, f"a descriptor of {rank} axes with other strides or blocks", hint=hint)
-        require(1 <= rank <= 5, f"a descriptor of {rank} axes", hint="1 to 5 axes")
-        require(self.strides[-1] == 1, "the last axis is not contiguous", hint="call .contiguous()")
-        require(all(s > 0 for s in self.shape), f"an empty array {list(self.shape)}")
-        ok = self.padding in ("zero", "nan")
-        require(ok, f"padding={self.padding!r}", hint='"zero" or "nan"')
-        check_shape([int(n) for n in self.block_shape])
+        if not len(self.strides) == rank == len(self.block_shape):
+            what = f"a descriptor of {rank} axes with other strides or blocks"
+            raise Invalid(
+                what, hint="shape, strides and block_shape have one number for every axis"
+            )
+        if not 1 <= rank <= 5:
+            raise Invalid(f"a descriptor of {rank} axes", hint="1 to 5 axes")
+        if self.strides[-1] != 1:
+            raise Invalid("the last axis is not contiguous", hint="call .contiguous()")
+        if min(self.shape) <= 0:
+            raise Invalid(f"an empty array {list(self.shape)}")
+        if self.padding not in ("zero", "nan"):
+            raise Invalid(f"padding={self.padding!r}", hint='"zero" or "nan"')
+        _check_block(builtins.tuple(map(int, self.block_shape)))
 
     @staticmethod
     def from_tensor(
         tensor: Any, block_shape: Any, padding: str = "zero", round_f32_to_tf32: bool = False
     ) -> TensorDescriptor:
         """A descriptor of a whole torch tensor or numpy array."""
-        steps = tensor.stride() if callable(getattr(tensor, "stride", None)) else None
-        if steps is None:
+        if callable(getattr(tensor, "stride", None)):
+            steps = list(tensor.stride())
+        else:
             steps = [n // tensor.itemsize for n in tensor.strides]
+        block = list(block_shape)
         return TensorDescriptor(
-            tensor, list(tensor.shape), list(steps), list(block_shape), padding, round_f32_to_tf32
+            tensor, list(tensor.shape), steps, block, padding, round_f32_to_tf32
         )
 
     def maker(self) -> Callable[[Sequence[tensor]], tensor_descriptor]:
