@@ -273,19 +273,23 @@ def _described(
 
 def described_variants(size: int, block: Size, warps: int, stages: int, walks: int = 0) -> Found:
     """The same product with copies of the copy engine, with copies of threads, with a warp that
-    issues copies, with copies at the beginning of an iteration, and without a product that goes on
-    while the next iteration begins."""
+    issues copies, with copies at the beginning of an iteration, without a product that goes on
+    while the next iteration begins, and with results that are gathered where operands are brought
+    again."""
     calls: dict[str, list[Callable[[], Any]]] = {}
+    gathered = [("gathered", False, False, True, 1), ("gathered roles", False, True, True, 1)]
     for name, off, specialise, late, slack in (
         ("engine", False, False, True, 1),
         ("threads", True, False, True, 1),
         ("roles", False, True, True, 1),
         ("early", False, False, False, 1),
         ("waiting", False, False, True, 0),
+        *(gathered if walks else ()),
     ):
         sizes = (size, size, size)
         a, b, c, launch = _described(sizes, block, True, specialise, walks)
-        chosen = patch.multiple(grid_tiles, LATE=late, SLACK=slack)
+        beside_ = name.startswith("gathered")
+        chosen = patch.multiple(grid_tiles, LATE=late, SLACK=slack, GATHER_BESIDE=beside_)
         with chosen, patch.object(grid_tile_copies, "OFF", off), uncached():
             call = partial(launch, fresh(load(False)), num_warps=warps, num_stages=stages)
             call()

@@ -43,9 +43,14 @@ def _one_remainder(x: Dim, own: Sym) -> bool:
     return isinstance(step, int) and step > 0 and own not in D.symbols(lanes[0].b)
 
 
-def _is_polynomial(x: Dim) -> bool:
-    """Is it made of sizes and variables only? It can be computed whatever they are."""
-    return all(isinstance(a, Sym) for a in D.atoms(x))
+def _is_plain(x: Dim) -> bool:
+    """Is it made of sizes and variables only, and nothing divided by what may be 0? It can be
+    computed whatever they are."""
+    return all(
+        isinstance(a, Sym)
+        or (isinstance(a, D.Quo) and (a.op in ("min", "max") or D.bounds(a.b)[0] >= 1))
+        for a in D.atoms(x)
+    )
 
 
 class Addresses:
@@ -83,7 +88,7 @@ class Addresses:
         for the constant. Elements with conditions of their own then share it."""
         known = all(s in self.c.env for i in index for s in D.symbols(i))
         plain = b.pointer and b.scope != "memory" and b.swizzle is None
-        if self.traits.early and known and plain and all(map(_is_polynomial, index)):
+        if self.traits.early and known and plain and all(map(_is_plain, index)):
             lin = self.linear(b, index)
             if self.c.lane is None:
                 self.pointer(b, 0, self.indices.terms(lin)[1])

@@ -30,7 +30,18 @@ from tilewright.kernel.group_products import is_group, is_group_step
 from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import layout_text
-from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, Wait, mentions, reads, walk
+from tilewright.kernel.nest import (
+    Alloc,
+    Loop,
+    Nest,
+    Path,
+    Stmt,
+    Store,
+    Wait,
+    mentions,
+    reads,
+    walk,
+)
 from tilewright.kernel.pieces import pieces_in
 from tilewright.kernel.shared_places import shared_places
 from tilewright.kernel.step import Step, Trace
@@ -49,6 +60,9 @@ RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 OTHER_REGISTERS = 40  # of a thread, besides the sums of products
 SLACK = 1  # products that go on while the next iteration begins
 GATHER = True  # are results stored through shared memory where they are in pairs?
+# Are they also where a loop brings operands again, which cannot have the same memory? There are
+# fewer versions of those then.
+GATHER_BESIDE = False
 FRAGMENT_LANES = 2  # neighbours that a thread has of an instruction's results
 BOTH = True  # may warps share rows and columns of a product, where each does it by itself?
 LATE = True  # are copies issued at the end of an iteration where that saves a version?
@@ -263,8 +277,10 @@ def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) ->
     grid = s.target.grid
     assert grid is not None
     own, more = (sum(bytes_of(s.nest, b) for b in x) for x in (wanted, longer))
-    # What is gathered after the loop has the memory of operands.
-    apart = [b for b in _shared(s.nest) if b not in s.nest.are(GATHERED)]
+    # What is gathered after the loop has the memory of operands, if these are not brought again.
+    again = {x.buffer for x, path in walk(s.nest.body) if isinstance(x, Alloc) and _repeats(path)}
+    later = s.nest.are(GATHERED) - (again if GATHER_BESIDE else set())
+    apart = [b for b in _shared(s.nest) if b not in later]
     others = sum(bytes_of(s.nest, b) for b in apart) - own
     by_registers = grid.registers // max(1, _registers(s.nest))
 
@@ -282,6 +298,10 @@ def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) ->
         if blocks(stages, more) >= blocks(stages, 0) or not DENSER:
             return stages, True
     return (stages - 1, True) if longer and stages > 2 else (stages, False)
+
+
+def _repeats(path: Path) -> bool:
+    return any(q.kind == "serial" for q in path)
 
 
 def _registers(n: Nest) -> int:
