@@ -2,6 +2,8 @@
 
     python -m tests.gpu.random_tiles                        # 2,000 kernels
     python -m tests.gpu.random_tiles --first 500 --count 300 --seconds 60
+    python -m tests.gpu.random_tiles --ways lowered         # without a GPU: only its code is made
+    python -m tests.gpu.random_tiles --ways threads         # and run on numpy, by kernel/simt.py
 
 Seeds are dealt out to processes. One that dies, or whose GPU cannot be used any more, is started
 again behind the kernel that it died of, which counts as a failure.

@@ -23,6 +23,7 @@ class Shadow:
     """An executor: the processor's, with code for a GPU beside it."""
 
     capability: int = 90
+    strict: bool = False  # is what is refused there refused here too?
     made: list[str] = field(default_factory=list)  # names of kernels
     refused: dict[str, str] = field(default_factory=dict)  # and why
     bulk: int = 0  # kernels with copies of the copy engine
@@ -39,6 +40,8 @@ class Shadow:
             self.bulk += code.maps is not None
         except TilewrightError as problem:
             self.refused[name] = problem.what
+            if self.strict:
+                raise
         return NATIVE.prepare(replace(wanted, warps=4, stages=3), log)
 
     def installed(self) -> Any:

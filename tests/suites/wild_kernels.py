@@ -4,6 +4,7 @@
     python -m tests.suites.wild_kernels CHECKOUT … -k softmax --cases 5 --json found.json
     python -m tests.suites.wild_kernels inductor                     # kernels that Inductor writes
     python -m tests.suites.wild_kernels CHECKOUT … --device cuda --memory 64        # on a GPU
+    python -m tests.suites.wild_kernels CHECKOUT … --device lowered     # compiled for one as well
 
 A library is known by its folders (wild_libraries.py). Its own tests run where they need one device
 and no network: few cases of each, the smallest, because sizes are meant for GPUs. Where they need
@@ -68,7 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="so many of the smallest configurations; -1 leaves the largest, which is judged then",
     )
     parser.add_argument("--seconds", type=float, help="stop a library after so long")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where they run")
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda", "lowered"],
+        default="cpu",
+        help="where they run; lowered: on the processor, and compiled for a GPU that is not there",
+    )
     parser.add_argument("--json", type=Path, help="write every case and every kernel here")
     given = parser.parse_args(argv)
     options = Options(
@@ -81,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds=given.seconds,
         drivers=given.drivers,
         gpu=given.device == "cuda",
+        lowered=given.device == "lowered",
     )
     chosen: list[tuple[Library, Path]] = []
     for checkout in given.checkout:

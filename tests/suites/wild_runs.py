@@ -63,6 +63,7 @@ class Options:
     seconds: float | None = None  # after so long a library is stopped
     drivers: bool = False  # only our own files, not the library's tests
     gpu: bool = False  # on a GPU that is there
+    lowered: bool = False  # on the processor, and compiled for a GPU as well
 
 
 Progress = Callable[[int, int, str], None]  # done, of, the case that runs
@@ -112,6 +113,7 @@ def _run_files(
             "roots": [str(checkout / s) for s in library.sources] + [str(checkout)],
             "sources": [str((checkout / s).resolve()) for s in library.sources],
             "device": None if options.gpu else library.device,
+            "lowered": options.lowered,
             # Triton's own libraries ask for helpers of its tests.
             "triton": str(triton) if (triton / "_internal_testing.py").is_file() else None,
             "bare": library.bare,

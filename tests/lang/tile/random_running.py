@@ -18,7 +18,7 @@ import tilewright.language as tl
 from tests.generators import compiling
 from tests.lang.tile.random_values import BOOL, FLOATS, dtype_of
 from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement
-from tests.lang.tile.threads_running import on_gpu, run_threads
+from tests.lang.tile.threads_running import on_gpu, run_threads, write_code
 from tests.lang.tile.triton_judge import Abstains, interpreted
 from tests.lang.tile.triton_judge import enabled as judged_by_triton
 from tilewright.ir.types import DType, from_memory, to_memory
@@ -107,8 +107,8 @@ class Failure:
 
 
 def launched(k: Kernel, how: str) -> dict[str, Array]:
-    """The arrays of a kernel after it ran: natively, step by step, its translation so, or by
-    Triton's interpreter."""
+    """The arrays of a kernel after it ran: natively, step by step, its translation so, on threads,
+    on a GPU, or by Triton's interpreter."""
     rng = np.random.default_rng(k.seed)
     arrays = {n: Array(s, rng) for n, s in k.arrays.items()}
     if how == "triton":
@@ -125,8 +125,11 @@ def launched(k: Kernel, how: str) -> dict[str, Array]:
     if how == "cuda":
         on_gpu(f, k, arrays)
         return arrays
+    warps = (4, 1, 2, 8)[k.seed % 4]
+    if how == "lowered":
+        write_code(translate(f, about), warps)
+        raise Abstains("its code for a GPU is written, and not run")
     if how == "threads":
-        warps = (4, 1, 2, 8)[k.seed % 4]
         values = [_memory(x) for n, x in given.items() if about[n].element is not None]
         run_threads(translate(f, about), grid, values, warps)
         return arrays

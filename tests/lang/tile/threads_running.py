@@ -19,7 +19,7 @@ from tilewright.kernel.nest import Nest
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.lower import lower
 from tilewright.lang.tile.lowering.state import GRID, Lowered
-from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.grid import Kernels, emit_kernels
 from tilewright.targets.nvptx import for_capability
 
 
@@ -96,6 +96,13 @@ def _as_plain(x: Any, size: int) -> Any:
     return x.view(kinds[size])
 
 
+def write_code(kernel: ir.Kernel, warps: int = 4, capability: int = 90) -> tuple[Lowered, Kernels]:
+    """The code of a kernel for a GPU."""
+    low, nest = scheduled(kernel, warps, capability)
+    target = for_capability(capability)
+    return low, emit_kernels(legalise(nest, target), target)
+
+
 def run_emulated(
     kernel: ir.Kernel,
     grid: tuple[int, ...],
@@ -104,9 +111,7 @@ def run_emulated(
     capability: int = 90,
 ) -> None:
     """Runs a kernel's code for a GPU on this processor; float32 and int arguments, and arrays."""
-    low, nest = scheduled(kernel, warps, capability)
-    target = for_capability(capability)
-    made = emit_kernels(legalise(nest, target), target)
+    low, made = write_code(kernel, warps, capability)
     given: dict[str, int] = dict(zip(GRID, (*grid, 1, 1), strict=False))
     loaded = emulate.Loaded(made)
     copies: list[tuple[Any, np.ndarray]] = []

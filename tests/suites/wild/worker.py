@@ -21,12 +21,11 @@ import standins
 import tilewright.triton
 
 
-def checkout_plugin() -> ModuleType:
-    """The plugin that picks the smallest cases, by its file."""
-    file = Path(__file__).parents[1] / "checkout_plugin.py"
-    spec = spec_from_file_location("checkout_plugin", file)
+def of_the_suite(name: str) -> ModuleType:
+    """A module of the suite, by its file."""
+    spec = spec_from_file_location(name, Path(__file__).parents[1] / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
+    module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -61,7 +60,9 @@ def main(settings: dict) -> int:
     torch.set_num_threads(1)
     for name in settings["before"]:
         __import__(name)
-    chooser = checkout_plugin()
+    chooser = of_the_suite("checkout_plugin")  # picks the smallest cases
+    if settings["lowered"]:
+        of_the_suite("shadow").Shadow(strict=True).installed().start()
     recorder = Recorder(
         record=Path(settings["record"]),
         done=set(json.loads(Path(settings["done"]).read_text())),
