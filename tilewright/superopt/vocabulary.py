@@ -47,10 +47,6 @@ class Instance:
     def commutative(self) -> bool:
         return OPERATORS[self.name].commutative
 
-    def __str__(self) -> str:
-        said = ", ".join(f"{k}={v}" for k, v in self.attributes)
-        return f"{self.name}{{{said}}}" if said else self.name
-
 
 @dataclass(frozen=True)
 class Bound:
