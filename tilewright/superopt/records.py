@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from tilewright.base.errors import Invalid
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph
+from tilewright.ir.positions import static
 from tilewright.ir.types import f64
 from tilewright.rewrites.proofs.prove import inputs_of
 from tilewright.superopt.blocks import Sizes
@@ -62,7 +63,7 @@ def proved(e: Equality, seed: int = 0) -> Record | str:
     conditions = ", ".join(f"{x} >= 0" for x in sorted(e.positive))
     seconds = round(time.perf_counter() - began, 4)
     made = Record(str(e), conditions, NORMAL_FORM, SIZES * POINTS, seconds)
-    return Record(**asdict(made) | {"digest": made.signed()})
+    return replace(made, digest=made.signed())
 
 
 def differs(e: Equality, seed: int = 0) -> str | None:
@@ -77,7 +78,9 @@ def differs(e: Equality, seed: int = 0) -> str | None:
             args = []
             for n in ins:
                 low = signs[n.op.label] * LARGEST  # type: ignore[attr-defined]
-                args.append(rng.integers(low, LARGEST, n.shape, endpoint=True).astype(np.float64))
+                args.append(
+                    rng.integers(low, LARGEST, static(n.shape), endpoint=True).astype(np.float64)
+                )
             a, b = evaluate(Graph("sides", ins, sides), args)
             if not np.array_equal(a, b):
                 where = ", ".join(f"{k} = {v}" for k, v in sizes.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from tilewright.driver.looking.tables import new_table, rendered
 from tilewright.superopt.enumerate import Level, enumerated
 from tilewright.superopt.mine import Mined, mine
 from tilewright.superopt.records import write
+from tilewright.superopt.terms import Equality
 from tilewright.superopt.vocabulary import VOCABULARIES
 
 
@@ -27,27 +29,26 @@ def show(
         numbers = (x.operators, x.candidates, x.new, x.equalities)
         table.add_row(*(f"{n:,}" for n in numbers), f"{time.perf_counter() - began:.1f}")
 
+    def shown(found: Iterable[Equality], what: str) -> Iterable[Equality]:
+        return track(list(found), what, console=console)
+
+    vocabulary = VOCABULARIES[name]
+    mined = None
     if count:
-        enumerated(VOCABULARIES[name], operators, seed, level)
+        enumerated(vocabulary, operators, seed, level)
     else:
-        mined = mine(
-            VOCABULARIES[name],
-            operators,
-            seed,
-            level,
-            lambda found, what: track(list(found), what, console=console),
-        )
+        mined = mine(vocabulary, operators, seed, level, shown)
     print(rendered(table))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     console.print(f"seed {seed}, at most {most:.2f} GiB", highlight=False)
-    if not count:
-        _report(mined, name, operators, seed, out, console)
+    if mined is not None:
+        _report(mined, console)
+        if out is not None:
+            write(out, mined.rules, vocabulary=name, operators=operators, seed=seed)
     return 0
 
 
-def _report(
-    mined: Mined, name: str, operators: int, seed: int, out: Path | None, console: Console
-) -> None:
+def _report(mined: Mined, console: Console) -> None:
     for r in mined.rules:
         console.print(f"  {r.rule}", markup=False, highlight=False, soft_wrap=True)
     for text in mined.refused:
@@ -57,5 +58,3 @@ def _report(
         f", from which {mined.again:,} of the proved ones follow",
         highlight=False,
     )
-    if out is not None:
-        write(out, mined.rules, vocabulary=name, operators=operators, seed=seed)
