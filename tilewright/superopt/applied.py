@@ -55,14 +55,14 @@ class _Direction:
         e = ranked(self.equality, tuple(ranks))
         if e is None:
             return None
-        sizes = _sizes(e, bound)
+        sizes = sizes_of(e, bound)
         old, new = (e.right, e.left) if self.back else (e.left, e.right)
-        if sizes is None or not _fits(old, iter(m.nodes), sizes):
+        if sizes is None or not fits(old, iter(m.nodes), sizes):
             return None
         return _built(new, bound, sizes)
 
 
-def _sizes(e: Equality, bound: dict[str, Node]) -> Sizes | None:
+def sizes_of(e: Equality, bound: dict[str, Node]) -> Sizes | None:
     """What the names of sizes stand for; None where a tensor is not of its leaf's kind."""
     named: dict[str, Dim] = {}
     for x in e.leaves:
@@ -85,7 +85,7 @@ def _kinds(t: Term) -> list[Kind]:
     return [k for x in t.operands if (k := kind_of(x)) is not None]
 
 
-def _fits(t: Tree, matched: Iterator[Node], sizes: Sizes) -> bool:
+def fits(t: Tree, matched: Iterator[Node], sizes: Sizes) -> bool:
     """Have the operators that matched, the root first, the attributes of the term's?"""
     if isinstance(t, Leaf):
         return True
@@ -94,7 +94,7 @@ def _fits(t: Tree, matched: Iterator[Node], sizes: Sizes) -> bool:
         same = n.op == t.instance.op(sizes, _kinds(t))
     except Invalid:
         return False
-    return same and all(_fits(x, matched, sizes) for x in t.operands)
+    return same and all(fits(x, matched, sizes) for x in t.operands)
 
 
 def _built(t: Tree, bound: dict[str, Node], sizes: Sizes) -> Node:
