@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from tilewright import ops, targets
+from tilewright.base.errors import Invalid
+from tilewright.base.events import Log
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Input, Node, input, topological
+from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.positions import static
 from tilewright.ir.types import TensorType, f32
 from tilewright.superopt.classes import Classes
 from tilewright.superopt.saturate import Budget
-from tilewright.superopt.search import mined_rules, search, searched_merges, searched_rules
+from tilewright.superopt.search import Search, mined_rules, search, searched_merges, searched_rules
 from tilewright.superopt.seconds import constant_classes
 
 BUDGET = Budget(seconds=30.0, members=2_000, rounds=8)
@@ -110,3 +113,14 @@ def test_a_search_is_repeatable() -> None:
     graph = graph_of(gates())
     found = [search(graph, targets.default(), BUDGET).graph for _ in range(2)]
     assert found[0].outputs == found[1].outputs
+
+
+def test_a_pass_of_the_compiler() -> None:
+    """`Search` in a list of passes; without a machine there is nothing to compare."""
+    graph = graph_of(low_rank())
+    (made,) = Pipeline.parse("Search{seconds=5}")
+    assert str(made) == "Search{seconds=5}"
+    graph = made.on(targets.default()).apply(graph, Log())
+    assert dict(at_run_time(graph)) == {"matmul": 1}
+    with pytest.raises(Invalid, match="no target is known"):
+        Search().apply(graph, Log())

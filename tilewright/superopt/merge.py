@@ -101,7 +101,7 @@ def merges(found: Iterable[Equality]) -> list[Merge]:
 
 
 def merged(
-    classes: Classes, rules: list[Merge], constant: set[Node]
+    classes: Classes, rules: Iterable[Merge], constant: set[Node]
 ) -> Iterator[tuple[Node, Node]]:
     """Operators and the slices that they equal, of all families whose other operands are known
     before the program runs: those are put together once."""

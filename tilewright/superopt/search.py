@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from tilewright import rewrites
+from tilewright.base.errors import Invalid
+from tilewright.base.events import Log
 from tilewright.ir.node import Graph, topological
+from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
 from tilewright.superopt.applied import rules_of
@@ -58,22 +61,41 @@ def search(
 ) -> Found:
     """The cheapest graph equal to this one that was found within the budget."""
     classes = Classes(graph.outputs)
-    for n in graph.inputs:
-        classes.add(n)
     found = saturate(classes, searched_rules() if rules is None else rules, budget)
-    # Twice: what was merged may be merged with others by what rules make of it.
-    for n, other in [*merged(classes, list(searched_merges()), constant_classes(classes))]:
+    for n, other in list(merged(classes, searched_merges(), constant_classes(classes))):
         classes.join(classes.add(other), n)
     classes.settle()
     cost = Seconds(target, constant_classes(classes))
     chosen = cheapest(classes, graph.outputs, cost, budget.seconds)
-    before = sum(_of_graph(graph, target))
-    after = Graph(graph.name, graph.inputs, chosen.roots)
-    cost_after = sum(_of_graph(after, target))
-    return Found(after, before, cost_after, chosen.best, found.ended, len(classes), found.applied)
+    made = replace(graph, outputs=chosen.roots, places={})
+    before, after = estimated(graph, target), estimated(made, target)
+    if after >= before:
+        made, after = graph, before
+    return Found(made, before, after, chosen.best, found.ended, len(classes), found.applied)
 
 
-def _of_graph(graph: Graph, target: Target) -> list[float]:
-    classes = Classes(graph.outputs)
-    cost = Seconds(target, constant_classes(classes))
-    return [cost(n) for n in topological(graph.outputs)]
+def estimated(graph: Graph, target: Target) -> float:
+    """Seconds of a graph by the estimate of the search."""
+    cost = Seconds(target, constant_classes(Classes(graph.outputs)))
+    return sum(map(cost, topological(graph.outputs)))
+
+
+@dataclass(frozen=True)
+class Search(Pass, needs=("Decompose",), after=("FoldConstants",), rounds=True):
+    """The cheapest of all graphs that the rules make of one, by an estimate of seconds."""
+
+    seconds: int = 10
+    members: int = 4_000
+    machine: Target | None = of_target(None, lambda t: t)
+
+    def apply(self, program: Graph, log: Log) -> Graph:
+        if self.machine is None:
+            raise Invalid("Search compares costs on a machine, and no target is known")
+        found = search(program, self.machine, Budget(self.seconds, self.members))
+        log.add(
+            "search",
+            f"{program.name}: {found.before * 1e6:.1f} us by the estimate, then"
+            f" {found.after * 1e6:.1f}; {found.members} operators in classes, {found.ended}",
+            detail=True,
+        )
+        return found.graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from tilewright.ir.node import Node, input, item, node
 from tilewright.ir.types import DType, TupleType, f32
@@ -84,6 +84,7 @@ def ordered(t: Tree) -> Tree:
     )
 
 
+@lru_cache(maxsize=1 << 16)
 def kind_of(t: Tree) -> Kind | None:
     """The kind of a term; None where its operators' operands do not fit."""
     if isinstance(t, Leaf):
