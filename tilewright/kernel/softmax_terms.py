@@ -214,8 +214,9 @@ class _Tiles:
     def _is_first(self, k: int) -> bool:
         """Is it what a buffer has before anything is compared?"""
         s = self.all[k].statement
-        least = isinstance(s, Store) and s.combine is None and isinstance(s.value, Const)
-        return least and str(s.value.value) in _LEAST.values()
+        if not isinstance(s, Store) or s.combine is not None or not isinstance(s.value, Const):
+            return False
+        return str(s.value.value) in _LEAST.values()
 
     def _scaled(
         self, name: str, source: str, axes: list[int], row: tuple[int, ...]
