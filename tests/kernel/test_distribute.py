@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilewright as tw
+import tilewright.language as tl
 from tests.gpu.assembler import assemble, ptxas
 from tests.gpu.tile_kernels import load
 from tests.lang.tile.kernels import CASES, Case
@@ -195,6 +197,24 @@ def test_products_that_threads_add_up(rows: int, columns: int, warps: int, each:
     run_threads(kernel, (1,), [a, b, c, *(x for x in sizes.values() if x != 1)], warps)
     want = a.astype(np.float64).reshape(rows, k) @ b.reshape(k, columns)
     np.testing.assert_allclose(c.reshape(rows, columns), want, rtol=1e-5, atol=1e-5)
+
+
+@tw.jit
+def least_kernel(x, y, out):
+    i, j, k = tl.arange(0, 32), tl.arange(0, 16), tl.arange(0, 32)
+    a, b = tl.load(x + i[:, None] * 32 + k[None, :]), tl.load(y + k[:, None] * 16 + j[None, :])
+    tl.store(out, tl.min(tl.dot(a, b, input_precision="ieee")))
+
+
+def test_sums_in_shared_memory_that_some_threads_add_up() -> None:
+    """Threads along one axis would do the same: one of them does, with all its lanes."""
+    about = {x: Argument.pointer(f32, 16) for x in ("x", "y", "out")}
+    x, y = (np.random.default_rng(n).integers(-7, 8, n).astype(np.float32) for n in (1024, 512))
+    out = np.zeros(1, np.float32)
+    kernel = translate(least_kernel, about)
+    assert "one" in nest_text(scheduled(kernel, 8)[1])
+    run_threads(kernel, (1,), [x, y, out], 8)
+    assert out[0] == (x.reshape(32, 32) @ y.reshape(32, 16)).min()
 
 
 def test_warps_share_rows_and_columns() -> None:

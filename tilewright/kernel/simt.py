@@ -84,7 +84,9 @@ class _Grid(Machine):
         # With numbers for the dimensions every extent has a bound: the size of the block.
         fixed = substitute_all(body, table)
         # By identity: equal updates may stand inside loops of different kinds.
-        self.over = {id(c.store): [q.kind for q in c.over] for c in combined(fixed)}
+        # A loop of one thread elects it: there is nothing to combine.
+        several = (c for c in combined(fixed) if any(q.extent != 1 for q in c.over))
+        self.over = {id(c.store): [q.kind for q in c.over] for c in several}
         coded = [x for x in self.regions if not self._plain(x)]
         for name in coded:  # numbers that are codes in memory, as numbers
             self.memory[name] = self.regions[name].get(np.arange(self.regions[name].size))
