@@ -17,6 +17,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.expr import Load, extent, loads
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.grid_lanes import vector_lanes
+from tilewright.kernel.defaults.grid_streams import copies_room
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.group import Stage
 from tilewright.kernel.nest import Loop
@@ -51,8 +52,9 @@ def schedule_early_row_blocks(s: Scheduler) -> bool:
     earlier launches have ended."""
     grid = s.target.grid
     assert grid is not None
-    possible = s.choices.early and grid.copies_in_background and grid.block_shared > LEFT
-    return bool(possible) and schedule_row_blocks(s, grid.block_shared - LEFT)
+    room = copies_room(grid, LEFT)
+    possible = s.choices.early and grid.copies_in_background and room > 0
+    return bool(possible) and schedule_row_blocks(s, room)
 
 
 def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
@@ -331,7 +333,7 @@ class _Block:
         for turn, copy, ahead in self.copies:
             s.do(Pipeline(turn, copy, ahead, asynchronous=True))
             s.do(BeginEarly(turn))
-        s.do(Pragma(self.at, "resident", 1 if self.copies else RESIDENT))
+        s.do(Pragma(self.at, "resident", RESIDENT))
 
     def sum(self, stage: str) -> None:
         """A partial result for every thread, then one of all threads."""
