@@ -192,7 +192,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Await:
-    """What comes before needs nothing of earlier launches: a task waits for those here."""
+    """What comes before needs nothing of earlier launches: a task waits for those here. Inputs that
+    are `fetched` come to the cache meanwhile, which is right whoever writes them."""
+
+    fetched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ from tilewright.kernel.threads import (
     thread_chain,
 )
 from tilewright.llvm.async_copies import AsyncCopies
+from tilewright.llvm.awaiting import AWAITED, Awaiting
 from tilewright.llvm.body import Body
 from tilewright.llvm.bulk_copies import BARRIER, MAP, Box, BulkCopies, barriers
 from tilewright.llvm.combine import ThreadSums
@@ -73,9 +74,6 @@ PRIVATE_LIMIT = 64 * 1024
 INLINED = 1024
 # The shared memory of a kernel that runs tasks, which these use one after the other.
 SHARED = "tw_tasks"
-# What a task calls where it waits for others, with how many counters it waits for (llvm/tasks.py).
-AWAIT = "tw_await"
-AWAITED = "i32 %waits, ptr addrspace(3) %record, ptr addrspace(1) %counters, i64 %grid"
 # Warps of a producer that gives up registers, which a group does together, and what it keeps.
 PRODUCERS, FEWEST = 4, 24
 # Nothing is prefetched: other threads run while one waits.
@@ -277,7 +275,6 @@ class _Thread:
     def __init__(self, m: _Module, symbol: str, body: Body) -> None:
         self.body, self.w, self.c, self.a = body, body.writer, body.context, body.addresses
         self.threads, self.aligned = m.threads, m.alignment
-        self.task, self.dependents = m.task, "dependents" in m.grid.has
         # Memory that earlier launches may write until they are waited for.
         waits = bool(m.early)
         self.changing = {b.name for b in body.context.args if waits and b.name not in m.early}
@@ -303,6 +300,8 @@ class _Thread:
         local = {x: b for x, b in buffers.items() if x not in given}
         self.own = own_parts(m.n, m.launch, local)
         self.positions = Positions(self.w, m.all_threads, m.task)
+        dependents = "dependents" in m.grid.has
+        self.awaiting = Awaiting(self.w, self.positions, self.c.args, m.task, dependents)
         some = m.task or m.roles
         self.sums = ThreadSums(self.w, self.positions, self.shared, m.threads, some)
         self.roles, self.registers = m.roles, m.registers
@@ -555,20 +554,11 @@ class _Thread:
         elif isinstance(s, Turn):
             self.turns.take(s)
         elif isinstance(s, Await):
-            self._await()
+            self.awaiting.wait(s)
+            if self.awaiting.task:
+                self.sums.barrier()
         else:
             self.bulk.commit()
-
-    def _await(self) -> None:
-        """A task waits for the phases before it. A launch waits for those before it, if it was made
-        to begin earlier (runtime/cuda/replay.py), and lets the next one begin."""
-        if self.task:
-            self.w.line(f"call void @{AWAIT}({AWAITED}) convergent")
-            self.sums.barrier()
-        elif self.dependents:
-            for what in ("launch_dependents", "wait"):
-                text = f'asm sideeffect "griddepcontrol.{what};", "~{{memory}}"()'
-                self.w.line(f"call void {text}")
 
     def refuse(self, s: While | Report) -> None:
         if isinstance(s, While):

@@ -14,9 +14,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.library import library_calls, without_library
-from tilewright.kernel.nest import Alloc, Nest
-from tilewright.kernel.streams import streams
-from tilewright.kernel.threads import launches
+from tilewright.kernel.nest import Nest
 from tilewright.llvm.entry import Action, Branch, Entry, calls_of
 from tilewright.llvm.grid import Launch, emit_kernels
 from tilewright.llvm.tasks import TaskCode, emit_tasks
@@ -27,7 +25,6 @@ from tilewright.runtime.cuda.image import (
     Scratch,
     Size,
     Steps,
-    Stream,
     TaskParts,
     TasksImage,
     Work,
@@ -146,12 +143,7 @@ def _task_parts(legal: Nest, target: Target) -> TaskParts:
         made = emit_kernels(legal, target, tasks=True)
     except Unsupported as why:
         return TaskParts(refused=why.what)
-    found = tuple(
-        tuple(Stream(*x) for x in streams(legal, launch))
-        for launch in launches(legal.body)
-        if any(not isinstance(s, Alloc) for s in launch)
-    )
-    return TaskParts(made.text.encode(), made.launches, found)
+    return TaskParts(made.text.encode(), made.launches)
 
 
 def _bytes(b: Buffer) -> Dim:

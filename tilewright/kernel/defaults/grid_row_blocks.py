@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.base.errors import Refused
-from tilewright.graph.row_blocks import THREADS, block_threads
+from tilewright.graph.row_blocks import THREADS, VECTOR, block_threads
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load, extent, loads
 from tilewright.kernel.axis import moved
@@ -45,6 +45,8 @@ RESIDENT = 2  # blocks of a multiprocessor that there are registers for
 # are one turn of the last product.
 LEFT = 24 * 1024
 EARLY_BESIDE = 4
+# Bytes of both matrices that one row reads, from which on it is worth another launch to divide it.
+APART: int = 128 * 1024
 
 
 def schedule_early_row_blocks(s: Scheduler) -> bool:
@@ -152,7 +154,8 @@ def _parts(
     own = vector_lanes(s, [first.name], s.path(first.name)[-1].var)
     by = block_threads(int(depth), own)
     across = int(column.extent) // lanes
-    if by is None:
+    size = (keys * depth // own + steps * across) * VECTOR
+    if by is None or size < APART:
         return None
     some = (k for k in range(most, 1, -1) if keys % (k * by[1]) == 0)
     others = (k for k in range(most, 1, -1) if across % k == 0 and across > k)

@@ -92,8 +92,9 @@ def schedule_streams(s: Scheduler) -> bool:
         s.do(CacheRead(str(matrices[x.name]), x.name, _copy(x.name)))
     given = _given(s, sums, making, depth)
     size = sum(s.nest.buffer(_copy(x.name)).dtype.bytes for x in products)
-    turn = min(depth, SHARE * grid.warp) * size
-    warps = next((w for w in WARPS if TURNS * w * turn <= copies_room(grid)), WARPS[-1])
+    alone = depth <= SHARE * grid.warp  # one result of a warp after the other
+    fits = (w for w in WARPS if not alone or TURNS * w * depth * size <= copies_room(grid))
+    warps = next(fits, WARPS[-1])
     count = _results_of_a_warp(grid, results // warps)
     beside = _beside(s, host, results) if count <= TOGETHER else []
     names = [*given, *sums, *making, row, *(x.name for x in products)]
@@ -102,7 +103,7 @@ def schedule_streams(s: Scheduler) -> bool:
         return False
     found = [x.name for x in products], sums, making, given, beside, row
     way = _Streams(s, grid, path[0].name, *found, lanes, count, warps)
-    if depth <= SHARE * grid.warp:
+    if alone:
         return way.one_by_one(depth, size)
     return not sums and not made and count <= TOGETHER and way.together(depth, size)
 
