@@ -3,19 +3,21 @@ time of one goes.
 
     python -m tests.gpu.decode_times --predict            # the table of phases; needs no GPU
     python -m tests.gpu.decode_times                      # all forms
-    python -m tests.gpu.decode_times --forms early --fetching --phases
+    python -m tests.gpu.decode_times --forms early,timed --phases
+    python -m tests.gpu.decode_times --forms overlap --resident 1 --apart 99
 
 Lines are printed as they are found, with the seconds since the beginning. Forms: `early` is one
-kernel whose tasks begin before they wait, `plain` one whose tasks do not, `graph` a CUDA graph of
-plain kernels, `graph early` one of kernels that copy first, `overlap` the same where each kernel
-begins before the one before it ends, `signal first` is `early` where a block signals before its
-warps go on, `timed` is `early` with the time at which each phase ends, shown by kind. Whole
-programs are cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
+kernel whose tasks begin before they wait, `timed` the same with the time at which each phase ends,
+shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels, `waiting` the
+same of kernels that begin before the one before them ends (TILEWRIGHT_OVERLAP), `overlap` one of
+kernels that do and copy first. Programs are cached by what they are, not by such details: set
+TILEWRIGHT_CACHE=off.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -28,21 +30,19 @@ import tilewright as tw
 from tests.gpu.decode import FULL, Size, example
 from tests.gpu.phase_times import replay_of, rows
 from tests.gpu.timing import medians
+from tilewright.base import knobs
+from tilewright.kernel.defaults import grid_row_blocks, grid_streams
 from tilewright.llvm import tasks as layout
-from tilewright.runtime.cuda import replay, tasks
 from tilewright.runtime.cuda.program import CudaProgram
 
 FORMS: dict[str, dict[str, Any]] = {
+    "overlap": {"choose": "early"},
     "early": {"one_kernel": True},
-    "signal first": {"one_kernel": True},
     "timed": {"one_kernel": True},
     "plain": {"one_kernel": True, "choose": "default"},
     "graph": {"choose": "default"},
-    "graph early": {"choose": "early"},
-    "overlap": {"choose": "early"},
+    "waiting": {"choose": "default"},
 }
-# Bytes that a block fetches into the cache at a wait, and that it may be ahead.
-AHEADS = ((0, 0), (2**15, 2**16), (2**16, 2**17), (2**17, 2**17), (2**17, 2**18), (2**18, 2**18))
 BEGAN = time.perf_counter()
 
 
@@ -110,10 +110,9 @@ def predict(s: Size, rate: float) -> None:
 
 def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) -> Any:
     """A form that has run, if its results are near eager's."""
-    replay.OVERLAP, layout.SIGNAL_FIRST = form == "overlap", form == "signal first"
     layout.TIMED = form == "timed"
-    fast = tw.compile(net, **FORMS[form])
-    with torch.no_grad():
+    with torch.no_grad(), knobs.overlap.override(form == "waiting"):
+        fast = tw.compile(net, **FORMS[form])
         got, want = [fast(*inputs) for _ in range(3)][-1], net(*inputs)
     off = max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(got, want, strict=True))
     (made,) = fast.units[0].programs
@@ -126,20 +125,6 @@ def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) 
     say(f"{form}: differs from eager by {off:.4f} of the largest; {said}")
     assert off < 0.05, "the result is wrong"
     return fast
-
-
-def fetching(made: CudaProgram, call: Callable[[], object]) -> None:
-    """The same one kernel, by what its blocks fetch ahead."""
-    before = tasks.AHEAD_BYTES, tasks.AHEAD_MOST
-    for at, most in AHEADS:
-        tasks.AHEAD_BYTES, tasks.AHEAD_MOST = at, most
-        made.trim()
-        try:
-            t = medians({"": [call]}, 20)[""]
-            say(f"fetching {at // 1024} KiB at a wait, {most // 1024} ahead: {t * 1e6:.0f} us")
-        finally:
-            tasks.AHEAD_BYTES, tasks.AHEAD_MOST = before
-    made.trim()
 
 
 def timeline(made: CudaProgram) -> None:
@@ -176,7 +161,8 @@ def main() -> None:
     parser.add_argument("--forms", default=",".join(FORMS), help="separated by commas")
     parser.add_argument("--layers", type=int, default=FULL.layers)
     parser.add_argument("--phases", action="store_true", help="each kind of phases alone")
-    parser.add_argument("--fetching", action="store_true", help="what is fetched ahead")
+    parser.add_argument("--resident", type=int, help="blocks of a multiprocessor that copy early")
+    parser.add_argument("--apart", type=int, help="KiB of a row of attention that is divided")
     parser.add_argument("--predict", action="store_true", help="only what is expected")
     parser.add_argument("--rate", type=float, default=4.2e12, help="bytes a second of memory")
     given = parser.parse_args()
@@ -184,6 +170,12 @@ def main() -> None:
     predict(size, given.rate)
     if given.predict:
         return
+    if given.resident is not None or given.apart is not None:
+        os.environ[knobs.compile_processes.name] = "0"  # others do not know what is changed here
+    if given.resident is not None:
+        grid_streams.RESIDENT = given.resident
+    if given.apart is not None:
+        grid_row_blocks.APART = given.apart * 1024
     net, inputs = example(size, torch.bfloat16, "cuda")
     say("the model is there")
     calls: dict[str, list[Callable[[], object]]] = {}
@@ -196,8 +188,6 @@ def main() -> None:
                 say(f"{form}: {medians({form: calls[form]}, 20)[form] * 1e6:.0f} us")
                 if form == "timed":
                     timeline(made)
-                if made.tasks is not None and given.fetching:
-                    fetching(made, calls[form][0])
                 if made.tasks is not None and given.phases:
                     by_phase(made, calls[form][0])
             except Exception as why:  # the other forms are worth their time

@@ -22,7 +22,7 @@ class Awaiting:
     positions: Positions
     arguments: Sequence[Buffer]
     task: bool
-    dependents: bool  # can a launch wait for those before it?
+    launch: bool  # does a launch wait for those before it itself?
 
     def wait(self, s: Await) -> None:
         """A task waits for the phases before it. A launch waits for those before it, if it was made
@@ -30,7 +30,7 @@ class Awaiting:
         self._fetch(s.fetched)
         if self.task:
             self.w.line(f"call void @{AWAIT}({AWAITED}) convergent")
-        elif self.dependents:
+        elif self.launch:
             self.meet()
 
     def meet(self) -> None:

@@ -89,8 +89,9 @@ TRAITS = Traits(
 @dataclass(frozen=True)
 class Launch:
     """One kernel: its name, its blocks (functions of the sizes), the threads of a block, bytes of
-    shared memory to allocate, the buffers that it takes, the tensor maps that it takes last, and
-    the buffers that are read before it needs anything of earlier launches (kernel/early.py)."""
+    shared memory to allocate, the buffers that it takes, the tensor maps that it takes last, the
+    buffers that are read before it needs anything of earlier launches (kernel/early.py), and
+    whether it waits for these itself."""
 
     symbol: str
     blocks: tuple[Dim, Dim, Dim]
@@ -100,6 +101,7 @@ class Launch:
     boxes: tuple[Box, ...] = ()
     cluster: int = 1  # neighbouring blocks along x that run at the same time
     early: tuple[str, ...] = ()
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,16 +117,19 @@ class Kernels:
     alignment: int
 
 
-def emit_kernels(n: Nest, target: Target, alignment: int = 16, tasks: bool = False) -> Kernels:
+def emit_kernels(
+    n: Nest, target: Target, alignment: int = 16, tasks: bool = False, waits: bool = False
+) -> Kernels:
     """The module of a nest that is legal for the target (kernel/legal/). Arguments whose addresses
     are not multiples of 16 bytes need one that was made with a smaller `alignment`. As `tasks` its
-    launches are functions that a block of another kernel calls (llvm/tasks.py)."""
+    launches are functions that a block of another kernel calls (llvm/tasks.py). A kernel that
+    `waits` for earlier ones itself does it where it begins, unless its nest says where."""
     grid = target.grid
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
     metadata = Metadata()
     found = [
-        _Module(n, target, grid, launch, alignment, metadata, tasks)
+        _Module(n, target, grid, launch, alignment, metadata, tasks, waits)
         for launch in launches(n.body)
         if any(not isinstance(s, Alloc) for s in launch)
     ]
@@ -166,7 +171,8 @@ class _Module:
         launch: tuple[Stmt, ...],
         alignment: int,
         metadata: Metadata,
-        task: bool = False,
+        task: bool,
+        waits: bool,
     ) -> None:
         self.task = task
         self.n, self.target, self.grid, self.alignment = n, target, grid, alignment
@@ -182,6 +188,10 @@ class _Module:
             True, strict, has_bf16, often=INLINED, short=short, terms=terms, softmax=softmax
         )
         self.early = early_inputs(grid_of(launch)[1])
+        said = any(isinstance(s, Await) for s, _ in walk(launch))
+        possible = "dependents" in grid.has and not task
+        self.waits = possible and (said or waits)
+        self.waits_first = possible and waits and not said
         self.threads = x, y, z = _threads_of(launch, grid)
         self.roles = role_loop(launch) is not None
         # Registers of the threads, some of which the producer gives them.
@@ -208,6 +218,8 @@ class _Module:
         assert isinstance(k, _Thread)
         k.enter()
         k.bulk.enter()
+        if self.waits_first:
+            k.awaiting.meet()
         k.run(tuple(s for s in self.launch if not (isinstance(s, Alloc) and s.buffer in own)))
         k.leave()
         loops, _ = grid_of(self.launch)
@@ -221,7 +233,7 @@ class _Module:
         shared, together = k.shared.dynamic, k.bulk.cluster_blocks
         early = tuple(x for x in names if x in self.early)
         size = (gx, gy, gz), self.all_threads
-        made = Launch(symbol, *size, shared, names, boxes, together, early)
+        made = Launch(symbol, *size, shared, names, boxes, together, early, self.waits)
         if self.task and boxes:
             raise Unsupported(f"{symbol} takes tensor maps, which belong to a launch")
         return lines, made
@@ -276,7 +288,7 @@ class _Thread:
         self.body, self.w, self.c, self.a = body, body.writer, body.context, body.addresses
         self.threads, self.aligned = m.threads, m.alignment
         # Memory that earlier launches may write until they are waited for.
-        waits = bool(m.early)
+        waits = bool(m.early) or m.waits
         self.changing = {b.name for b in body.context.args if waits and b.name not in m.early}
         buffers = self.c.buffers
         # Numbers of a tile kernel are given themselves, not as memory.
@@ -300,8 +312,7 @@ class _Thread:
         local = {x: b for x, b in buffers.items() if x not in given}
         self.own = own_parts(m.n, m.launch, local)
         self.positions = Positions(self.w, m.all_threads, m.task)
-        dependents = "dependents" in m.grid.has
-        self.awaiting = Awaiting(self.w, self.positions, self.c.args, m.task, dependents)
+        self.awaiting = Awaiting(self.w, self.positions, self.c.args, m.task, m.waits)
         some = m.task or m.roles
         self.sums = ThreadSums(self.w, self.positions, self.shared, m.threads, some)
         self.roles, self.registers = m.roles, m.registers

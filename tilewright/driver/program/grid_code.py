@@ -40,7 +40,7 @@ from tilewright.runtime.program_data import ProgramData
 
 def grid_image(nest: Nest, group: Group, target: Target, request: Request) -> bytes:
     """A kernel of a GPU, as another process requests it."""
-    code = Grids(target, None, request.one_kernel, request.assembles)
+    code = Grids(target, None, request.one_kernel, request.assembles, request.overlap)
     return code.kernel(nest, group, Stages().kernel(group.name))()
 
 
@@ -48,11 +48,17 @@ class Grids:
     """Code of GPUs."""
 
     def __init__(
-        self, target: Target, machine: Machine | None, one_kernel: bool, assembles: bool
+        self,
+        target: Target,
+        machine: Machine | None,
+        one_kernel: bool,
+        assembles: bool,
+        overlap: bool = False,
     ) -> None:
         self.target, self.machine = target, machine
-        self.one_kernel, self.assembles = one_kernel, assembles
-        self.form = ("one kernel" if one_kernel else "") + (" assembled" if assembles else "")
+        self.one_kernel, self.assembles, self.overlap = one_kernel, assembles, overlap
+        named = ("one kernel", one_kernel), (" assembled", assembles), (" overlapping", overlap)
+        self.form = "".join(name for name, there in named if there)
         self._images: dict[str, KernelImage] = {}  # of kernels that may become tasks
 
     def known(self, symbol: str, image: bytes) -> None:
@@ -62,7 +68,7 @@ class Grids:
     def kernel(self, nest: Nest, group: Group, stages: KernelStages) -> Callable[[], bytes]:
         calls = library_calls(nest)
         legal = stages.legal(without_library(nest), self.target)
-        made = emit_kernels(legal, self.target)
+        made = emit_kernels(legal, self.target, waits=self.overlap)
         names = tuple(b.name for b in (*group.inputs, *group.outputs))
         scratch = tuple(Scratch(b.name, _bytes(b)) for b in made.scratch)
         parts = None

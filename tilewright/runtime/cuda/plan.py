@@ -43,6 +43,7 @@ class Planned:
     uses: tuple[Use, ...] | None = None
     arguments: tuple[str, ...] = ()
     early: tuple[str, ...] = ()  # arguments that are read before anything of earlier launches
+    waits: bool = False  # does it wait for these itself?
 
     def values(self, addresses: Sequence[int]) -> list[int]:
         return [
@@ -204,6 +205,7 @@ class Planner:
                     tuple(uses) if known else None,
                     x.arguments,
                     x.early,
+                    x.waits,
                 )
             )
         return made, room

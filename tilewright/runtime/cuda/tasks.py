@@ -58,23 +58,25 @@ def same_memory(launches: Sequence[Planned], values: Sequence[Sequence[int]]) ->
     return found
 
 
-def early_launches(
-    launches: Sequence[Planned | PlannedCall], addresses: Sequence[int]
-) -> list[bool]:
-    """Which of the first launches may begin before those before them end: what they read before
-    they wait is written by none of these."""
-    known: list[Planned] = []
-    for p in launches:
-        if not isinstance(p, Planned) or p.uses is None:
-            break  # it may write anything
-        known.append(p)
+def begins_early(launches: Sequence[Planned | PlannedCall], addresses: Sequence[int]) -> list[bool]:
+    """Which launches of a sequence may begin before the one before them ends: those that wait for
+    it themselves, where what they read before that is written by none before. All before that one
+    have ended then, since it waited for them, or began after them."""
+    known = [p for p in launches if isinstance(p, Planned) and p.uses is not None]
     names = same_memory(known, [p.values(addresses) for p in known])
     written: set[str] = {ARENA}
+    anything = False  # may have been written
     out: list[bool] = []
-    for p in known:
+    for p in launches:
+        if not isinstance(p, Planned):
+            anything = True
+            out.append(False)
+            continue
         uses = [(names.get(u.space, u.space), u) for u in p.uses or ()]
         early = {x for a, (x, _) in zip(p.arguments, uses, strict=False) if a in p.early}
-        out.append(bool(early) and not early & written)
+        unknown = anything or p.uses is None
+        out.append(p.waits and not (p.early and (unknown or early & written)))
+        anything = anything or p.uses is None
         written |= {x for x, u in uses if u.writes}
     return out
 
