@@ -8,8 +8,8 @@ time of one goes.
 
 Lines are printed as they are found, with the seconds since the beginning. Forms: `early` is one
 kernel whose tasks begin before they wait, `timed` the same with the time at which each phase ends,
-shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels, `waiting` the
-same of kernels that begin before the one before them ends (TILEWRIGHT_OVERLAP), `overlap` one of
+shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels, `waiting`
+the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap` one of
 kernels that do and copy first. Programs are cached by what they are, not by such details: set
 TILEWRIGHT_CACHE=off.
 """
