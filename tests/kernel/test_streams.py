@@ -131,6 +131,20 @@ def test_what_all_blocks_read_comes_to_the_cache_before_the_wait() -> None:
         verify(replace(nest, body=bad))
 
 
+def test_a_kernel_reads_nothing_before_it_has_waited() -> None:
+    """But for what is copied early, and whatever its nest says of waiting."""
+    (g,) = groups(plain(bf16, 16, 512))
+    for choices in (Choices(early=True), Choices()):
+        legal = legalise(default_schedule(g, GPU, choices)[1], GPU)
+        made = emit_kernels(legal, GPU, waits=True)
+        ptx = assembly(made.text, GPU)
+        head, _, rest = ptx.partition("griddepcontrol.wait")
+        assert "ld.global" not in head and "griddepcontrol.launch_dependents" in head
+        assert "ld.global." in rest and "ld.global.nc" not in rest
+        assert all(x.waits for x in made.launches)
+    assert not any(x.waits for x in emit_kernels(legal, GPU).launches)
+
+
 def test_copies_that_are_not_waited_for_are_found() -> None:
     (g,) = groups(plain(bf16, 64, 256))
     _, nest = default_schedule(g, small(32768), Choices(early=True))

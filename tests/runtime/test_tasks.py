@@ -15,9 +15,9 @@ from tilewright.llvm import tasks as layout
 from tilewright.llvm.grid import Launch
 from tilewright.llvm.objects import assembly
 from tilewright.llvm.tasks import Kind, emit_tasks, merged
-from tilewright.runtime.cuda import tasks
+from tilewright.runtime.cuda import program, tasks
 from tilewright.runtime.cuda.image import TasksImage
-from tilewright.runtime.cuda.plan import FIXED, Planned
+from tilewright.runtime.cuda.plan import FIXED, Plan, Planned, PlannedCall
 
 NOBODY: Any = None  # launches are described here, not done
 
@@ -56,6 +56,26 @@ def test_memory_that_is_read_early_is_named_and_not_written() -> None:
     assert list(table.words[:, layout.EARLY]) == [1, 1]
     writes = Planned(NOBODY, (1, 1, 1), (0,), (2,), "k", (Use("address2", 0, 64, True),))
     assert [p.early for p in graph([writes, *early]).phases] == [(), ("address1",), ()]
+
+
+def test_launches_begin_early_where_nothing_before_writes_what_they_read() -> None:
+    plain = replace(launch(0, 0, 1), waits=True)
+    early = replace(launch(0, 256, 2), waits=True, early=("w",))
+    writes = Planned(NOBODY, (1, 1, 1), (0,), (5,), "k", (Use("address5", 0, 64, True),))
+    far = [100_000 * k for k in range(10)]
+    assert tasks.begins_early([launch(0, 0, 1), plain, early], far) == [False, True, True]
+    # Written, though it has another name; by a launch whose memory is not known; by a library.
+    same = [*far[:5], far[2] + 4096, *far[6:]]
+    assert tasks.begins_early([writes, early], far) == [False, True]
+    assert tasks.begins_early([writes, early], same) == [False, False]
+    unknown = replace(plain, uses=None)
+    assert tasks.begins_early([unknown, plain, early], far) == [True, True, False]
+    library = PlannedCall(NOBODY, (), ())
+    assert tasks.begins_early([library, early, plain], far) == [False, False, True]
+    # A graph that has other addresses than it was made for is another one where that matters.
+    plan = Plan((writes, early), 0)
+    shape, graph_ = program._Shape(plan, 0), program._Graph(NOBODY, NOBODY, (), far)
+    assert program._as_ordered(graph_, shape, far) and not program._as_ordered(graph_, shape, same)
 
 
 def test_addresses_that_overlap_are_one_memory() -> None:
