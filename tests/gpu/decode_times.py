@@ -30,6 +30,7 @@ import tilewright as tw
 from tests.gpu.decode import FULL, Size, example
 from tests.gpu.phase_times import replay_of, rows
 from tests.gpu.timing import medians
+from tilewright import targets
 from tilewright.base import knobs
 from tilewright.kernel.defaults import grid_row_blocks, grid_streams
 from tilewright.llvm import tasks as layout
@@ -55,54 +56,60 @@ def say(*what: object) -> None:
 
 @dataclass(frozen=True)
 class Expected:
-    """A kind of phases: how many there are, bytes that one reads of memory; what it takes from the
-    moment when its last input is there if all it copies is there too; does it begin to read when
-    its blocks come, or only when the phase before it ends?"""
+    """A phase: bytes that it reads of memory, and what it takes from the moment when its last input
+    is there if all it copies is there too."""
 
     kind: str
-    count: int
     bytes: int
     chain: float
-    early: bool = True
-
-    def seconds(self, rate: float, wait: float) -> float:
-        """While blocks wait for the phase before, memory is read already."""
-        read = self.bytes / rate
-        return max(wait + self.chain, read + END) if self.early else wait + read + self.chain
 
 
 WAIT = 1.3e-6  # from the last block's signal to the first use by others (measured: a bare phase)
 END = 0.7e-6  # from the last bytes to the signal: sums of a warp, a store, a fence
+LATENCY = 1e-6  # of memory
 
 
-def expected(s: Size, early: bool = True) -> Iterator[Expected]:
+def expected(s: Size) -> Iterator[Expected]:
     """The phases of a step. Chains are counted, in microseconds: a read of the row from the cache
     0.5, a norm 0.3, the products of what was copied 0.3 for each result of a warp, and a signal
-    END."""
-    two, layer = 2, s.layers
+    END. Scores: queries 0.7, positions and products 0.5; values: scores 0.6, their own key 0.3,
+    maximum, exponents and sum 0.6, products and their sum 0.6."""
+    two = 2
     own = s.head * (s.heads + 2 * s.groups)
-    sums = (s.hidden * 2 * s.inner, s.inner * s.hidden, s.hidden * s.words)
-    keys = 2 * s.groups * s.keys * s.head
-    yield Expected("qkv", layer, two * s.hidden * own, 0.8e-6 + 0.9e-6 + END, early)
-    yield Expected("attention", layer, two * keys, 3.0e-6 if early else 5.5e-6, early)
-    yield Expected("out", layer, two * s.hidden * s.heads * s.head, 0.5e-6 + 0.6e-6 + END, early)
-    yield Expected("gate and up", layer, two * sums[0], 0.8e-6 + END, early)
-    yield Expected("down", layer, two * sums[1], 0.5e-6 + END, early)
-    yield Expected("head", 1, two * sums[2], 0.8e-6 + END, early)
-    yield Expected("others", 7, 0, 0.5e-6, early)
+    keys = s.groups * s.keys * s.head
+    yield from (Expected("others", 0, 0.5e-6) for _ in range(4))
+    for _ in range(s.layers):
+        yield Expected("qkv", two * s.hidden * own, 0.8e-6 + 0.9e-6 + END)
+        yield Expected("scores", two * keys, 1.2e-6 + END)
+        yield Expected("values", two * keys, 2.1e-6 + END)
+        yield Expected("out", two * s.hidden * s.heads * s.head, 0.5e-6 + 0.6e-6 + END)
+        yield Expected("gate and up", two * s.hidden * 2 * s.inner, 0.8e-6 + END)
+        yield Expected("down", two * s.inner * s.hidden, 0.5e-6 + END)
+    yield Expected("head", two * s.hidden * s.words, 0.8e-6 + END)
 
 
 def predict(s: Size, rate: float) -> None:
-    moved = sum(x.count * x.bytes for x in expected(s))
+    """What one block of a multiprocessor has copied when its phase begins is limited by its shared
+    memory. With two of them, its copies begin when the phase before the one before ends."""
+    phases = list(expected(s))
+    moved = sum(x.bytes for x in phases)
+    grid = targets.get("cuda:90").grid
+    assert grid is not None
     say(f"floor: {moved / 1e9:.2f} GB at {rate / 1e12:.1f} TB/s are {moved / rate * 1e6:.0f} us")
-    for early in (True, False):
-        found = list(expected(s, early))
-        for x in found:
-            t, read = x.seconds(rate, WAIT), x.bytes / rate
-            say(f"  {x.count:3} x {x.kind:12} {x.bytes / 1e6:6.1f} MB {read * 1e6:5.1f} us read, "
-                f"{t * 1e6:5.1f} us, {x.count * t * 1e6:5.0f} us in all")  # fmt: skip
-        total = sum(x.count * x.seconds(rate, WAIT) for x in found)
-        say(f"one kernel, {'early' if early else 'plain'}: {total * 1e6:.0f} us")
+    for blocks in (1, 2):
+        room = grid.shared // blocks * grid.multiprocessors
+        ends, memory = [0.0] * blocks, 0.0  # when phases end, and when memory is free
+        took: dict[str, list[float]] = {}
+        for x in phases:
+            ready = ends[-1] + WAIT
+            memory = max(memory, ends[-blocks] + LATENCY) + min(x.bytes, room) / rate
+            if x.bytes > room:
+                memory = max(memory, ready) + (x.bytes - room) / rate
+            ends.append(max(ready + x.chain, memory + END if x.bytes else 0.0))
+            took.setdefault(x.kind, []).append(ends[-1] - ends[-2])
+        say(f"one kernel, {blocks} blocks a multiprocessor: {ends[-1] * 1e6:.0f} us")
+        for kind, each in took.items():
+            say(f"  {len(each):3} x {kind:12} {sum(each) / len(each) * 1e6:5.1f} us")
 
 
 # ---- what is found
@@ -140,7 +147,9 @@ def timeline(made: CudaProgram) -> None:
             at = layout.counter_place(p.counter) + layout.TIME
             now = int(raw[at : at + 8].view(np.int64)[0])
             took = (now - (last or now)) * 1e-3
-            spent.setdefault((kept.get(p.kind, p.kind), p.tasks), []).append(took)
+            whole, _, part = p.kind.rpartition("_")
+            kind = kept.get(p.kind) or f"{part} of {kept.get(whole, p.kind)}"
+            spent.setdefault((kind, p.tasks), []).append(took)
             last = max(now, last)
     for (kind, count), each in sorted(spent.items(), key=lambda x: -sum(x[1])):
         own = sorted(each)
