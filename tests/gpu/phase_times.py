@@ -112,8 +112,7 @@ def _rows(made: CudaProgram, names: Mapping[str, str], rounds: int) -> Iterator[
             rounds,
         )
         uses = launches[0].uses or ()
-        moved = sum(s.size * g.phases[0].tasks for s in launches[0].streams)
-        moved = moved or sum(u.size for u in uses if u.space != ARENA)
+        moved = sum(u.size for u in uses if u.space != ARENA)
         size = len(own), g.phases[0].tasks, g.phases[0].threads
         each = t["launch"] / len(chosen), t["phase"] / len(chosen)
         symbol, _, part = kind.rpartition("_")

@@ -88,7 +88,7 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     if by is None:
         return False
     at = row.name
-    parts = _parts(s, row, column, lanes, products) if room else None
+    parts = _parts(s, row, by[0], products) if room else None
     if parts is not None:
         kept = _first_apart(s, kept, products[0], parts[0], room)
         by = parts[1], THREADS // parts[1]
@@ -137,23 +137,21 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     return True
 
 
-def _parts(
-    s: Scheduler, row: Loop, column: Loop, lanes: int, products: list[Stage]
-) -> tuple[int, int] | None:
+def _parts(s: Scheduler, row: Loop, across: int, products: list[Stage]) -> tuple[int, int] | None:
     """Where rows are fewer than multiprocessors, they are divided, and the first product is a
-    launch of its own: results of it that a block has, and vectors of the last one; None where there
-    are no two such products, or no parts."""
+    launch of its own: results of it that a block has, and vectors of the last one, of which a row
+    has so many `across`. None where there are no two such products, or no parts."""
     grid = s.target.grid
     assert grid is not None
     first, last = products[0], products[-1]
     before = _needs(s, first)
     if len(products) != 2 or any(x.is_reduce for x in s.group.stages if x.name in before):
         return None
-    keys, depth, steps = (extent(a) for a in (first.axes[-1], first.raxes[0], last.raxes[0]))
-    most = grid.multiprocessors // int(row.extent)
+    sizes = (*(extent(a) for a in (first.axes[-1], first.raxes[0], last.raxes[0])), row.extent)
+    keys, depth, steps, rows = (d if isinstance(d, int) else 0 for d in sizes)
+    most = grid.multiprocessors // rows if rows else 0
     own = vector_lanes(s, [first.name], s.path(first.name)[-1].var)
-    by = block_threads(int(depth), own)
-    across = int(column.extent) // lanes
+    by = block_threads(depth, own)
     size = (keys * depth // own + steps * across) * VECTOR
     if by is None or size < APART:
         return None
@@ -198,7 +196,7 @@ def _first_apart(
     s.do(Fuse(row.name, f"{result.name}.0", at))
     deep = s.path(_sums_of(first.name))[-1]
     lanes = vector_lanes(s, [_sums_of(first.name)], deep.var)
-    by = block_threads(int(deep.extent), lanes)
+    by = block_threads(deep.extent, lanes) if isinstance(deep.extent, int) else None
     assert by is not None
     block = _Block(s, at, *by, room)
     placed = block.place(first.name)
