@@ -10,7 +10,7 @@ Lines are printed as they are found, with the seconds since the beginning. Forms
 kernel whose tasks begin before they wait, `timed` the same with the time at which each phase ends,
 shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels, `waiting`
 the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap` one of
-kernels that do and copy first. Programs are cached by what they are, not by such details: set
+kernels that copy first, and then wait; in `all overlap` others wait themselves, too. Programs are cached by what they are, not by such details: set
 TILEWRIGHT_CACHE=off.
 """
 
@@ -38,12 +38,14 @@ from tilewright.runtime.cuda.program import CudaProgram
 
 FORMS: dict[str, dict[str, Any]] = {
     "overlap": {"choose": "early"},
+    "all overlap": {"choose": "early"},
     "early": {"one_kernel": True},
     "timed": {"one_kernel": True},
     "plain": {"one_kernel": True, "choose": "default"},
     "graph": {"choose": "default"},
     "waiting": {"choose": "default"},
 }
+WAITING = ("waiting", "all overlap")  # of these, all kernels wait for the one before themselves
 BEGAN = time.perf_counter()
 
 
@@ -118,7 +120,7 @@ def predict(s: Size, rate: float) -> None:
 def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) -> Any:
     """A form that has run, if its results are near eager's."""
     layout.TIMED = form == "timed"
-    with torch.no_grad(), knobs.overlap.override(form == "waiting"):
+    with torch.no_grad(), knobs.overlap.override(form in WAITING):
         fast = tw.compile(net, **FORMS[form])
         got, want = [fast(*inputs) for _ in range(3)][-1], net(*inputs)
     off = max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(got, want, strict=True))
