@@ -4,14 +4,14 @@ time of one goes.
     python -m tests.gpu.decode_times --predict            # the table of phases; needs no GPU
     python -m tests.gpu.decode_times                      # all forms
     python -m tests.gpu.decode_times --forms early,timed --phases
-    python -m tests.gpu.decode_times --forms overlap --resident 1 --apart 99
+    python -m tests.gpu.decode_times --forms overlap --resident 1 --apart 9999
 
 Lines are printed as they are found, with the seconds since the beginning. Forms: `early` is one
 kernel whose tasks begin before they wait, `timed` the same with the time at which each phase ends,
 shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels, `waiting`
 the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap` one of
-kernels that copy first, and then wait; in `all overlap` others wait themselves, too. Programs are cached by what they are, not by such details: set
-TILEWRIGHT_CACHE=off.
+kernels that copy first, and then wait; in `all overlap` others wait themselves, too. Programs are
+cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
 """
 
 from __future__ import annotations

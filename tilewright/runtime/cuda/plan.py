@@ -110,7 +110,7 @@ class Kernels:
         for symbol, module in zip(own, made, strict=True):
             image = images[symbol]
             self._modules[symbol] = module
-            functions = [module.function(x.symbol, x.shared) for x in image.launches]
+            functions = [module.function(x.symbol, x.shared, bool(x.early)) for x in image.launches]
             pairs = zip(functions, image.launches, strict=True)
             self.launchers[symbol] = [launcher_of(f, x, image.dims) for f, x in pairs]
 
