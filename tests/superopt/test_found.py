@@ -12,7 +12,7 @@ from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Input, Node, input, topological
-from tilewright.ir.pipeline import Pipeline
+from tilewright.ir.passes import parse_passes
 from tilewright.ir.positions import static
 from tilewright.ir.types import TensorType, f32
 from tilewright.superopt.classes import Classes
@@ -118,7 +118,7 @@ def test_a_search_is_repeatable() -> None:
 def test_a_pass_of_the_compiler() -> None:
     """`Search` in a list of passes; without a machine there is nothing to compare."""
     graph = graph_of(low_rank())
-    (made,) = Pipeline.parse("Search{seconds=5}")
+    (made,) = parse_passes("Search{seconds=5}")
     assert str(made) == "Search{seconds=5}"
     graph = made.on(targets.default()).apply(graph, Log())
     assert dict(at_run_time(graph)) == {"matmul": 1}
