@@ -174,7 +174,6 @@ VARIANTS = {
     ),
     128: (
         *(Variant(128, Way(3, 2)), Variant(128, Way(3, 2, walks=True))),
-        *(Variant(128, Way(3, 2, walks=True, turns=True)), Variant(128, Way(3, 2, turns=True))),
         *(Variant(128, Way(3, walks=True)), Variant(64)),
     ),
 }

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from tests.kernel.attention_examples import (
-    ALL_THREE,
     BOTH,
-    BY_GROUPS,
-    BY_TWO,
     CAUSAL,
     COPIES,
     GROUPS,
     IN_GROUPS,
     IN_PARTS,
     ONLINE,
-    THRICE,
     TWICE,
     USES,
 )
@@ -447,8 +443,6 @@ EXAMPLES = {
     "join-copies": (COPIES, IN_GROUPS, "JoinCopies('u')"),
     "wait-once": (GROUPS, USES, "WaitOnce('s.r0.0')"),
     "delay": (TWICE, BOTH, "Delay('o.r0', 'o')"),
-    "hasten": (THRICE, ALL_THREE, "Hasten('o.r0')"),
-    "take-turns": (BY_TWO, BY_GROUPS, "TakeTurns('o.r0')"),
     "components": (RUNNING, "Reorder(('t.r0', 't.i0', 't.i1'))", "Components('t', 1)"),
     "swizzle": (TWO, "SetScope('t', 'shared')", "Swizzle('t', 1, 1, 1)"),
     "bind": (MAP, "Split('y.i0', 16)\nBind('y.i0.0', 'block.x')", "Bind('y.i0.1', 'thread.x')"),

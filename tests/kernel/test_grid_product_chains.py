@@ -208,11 +208,10 @@ def test_gradients_are_what_they_were(shared: int, mask: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize(
     "left_out",
-    [Wait(0, products=True), Wait(1, products=True), Wait(0), Barrier()],
-    ids=["products", "first products", "copies", "barrier"],
+    [Wait(0, products=True), Wait(0), Barrier()],
+    ids=["products", "copies", "barrier"],
 )
-def test_waits_are_needed(left_out: Stmt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_chain_ways, "WAY", Way(hastens=True))
+def test_waits_are_needed(left_out: Stmt) -> None:
     _, c = chains(Heads(128, 64).backward())
     body = transform(c.nest.body, lambda s: () if s == left_out else (s,))
     with pytest.raises(RunError):
@@ -229,11 +228,11 @@ def test_waits_are_needed(left_out: Stmt, monkeypatch: pytest.MonkeyPatch) -> No
     ],
     ids=str,
 )
-def test_gradients_by_two_groups_in_turn(
+def test_gradients_by_two_groups(
     a: Heads, walks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a producer: right, and what it brings is needed until it is released."""
-    way = Way(2, turns=True, hastens=True, groups=2, walks=walks)
+    way = Way(2, groups=2, walks=walks)
     monkeypatch.setattr(grid_chain_ways, "WAY", way)
     target = nvptx.with_numbers(GPU, multiprocessors=1 if walks else 132)
     for c in chains(a.backward(), target):
@@ -278,14 +277,6 @@ def test_masks_are_in_the_last_blocks() -> None:
         ]
         assert bool(conditions) == (x is rest)
     assert rest.extent == 1
-
-
-def test_products_go_on_while_others_are_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores are powers while their gradients are multiplied, and these when the next begins."""
-    monkeypatch.setattr(grid_chain_ways, "WAY", Way(hastens=True))
-    _, (loop,) = _blocks(Heads(128, 128), 1)
-    waits = [s.pending for s in loop.body if isinstance(s, Wait) and s.products]
-    assert waits == [1, 1, 0]
 
 
 def test_the_code_of_gradients() -> None:

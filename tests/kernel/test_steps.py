@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 
 from tests.kernel.attention_examples import (
-    ALL_THREE,
-    BOTH,
-    BY_GROUPS,
-    BY_TWO,
     COPIES,
     IN_GROUPS,
     IN_PARTS,
     ONLINE,
-    THRICE,
-    TWICE,
 )
 from tests.kernel.box_groups import ALL_BOXED, BOXED, BOXES, ONE_FOR_ALL
 from tests.kernel.fuzz import Judge
@@ -84,8 +78,6 @@ NOT_NATIVE += (
     "join-copies",
     "wait-once",
     "delay",
-    "hasten",
-    "take-turns",
     "add-atomically",
 )
 
@@ -289,11 +281,6 @@ REFUSALS = [
     (COPIES, "SetScope('u', 'shared')", "JoinCopies('u')", "u is read before a group is committed"),
     (COPIES, IN_GROUPS, "JoinCopies('s')", "s is local"),
     (GRID, "", "Delay('y.i0', 'y')", "y is no asynchronous product that y.i0 waits for"),
-    (GRID, "", "Hasten('y.i0')", "y.i0 does not begin several asynchronous products"),
-    (THRICE, ALL_THREE + "Hasten('o.r0')\n", "Hasten('o.r0')", "lets products go on already"),
-    (TWICE, BOTH, "TakeTurns('o.r0')", "4 warps are not several groups of 4"),
-    (BY_TWO, BY_GROUPS, "TakeTurns('y.i0.1.0')", "begins no products that it waits for"),
-    (BY_TWO, BY_GROUPS + "TakeTurns('o.r0')\n", "TakeTurns('o.r0')", "take turns in o.r0 already"),
     (MAP, "Bind('y.i0', 'block.x')", "Pragma('y.i0', 'registers', 240)", "no loop has a producer"),
     (MAP, "Bind('y.i0', 'block.x')", "Pragma('y.i0', 'registers', 20)", "no multiple of 8"),
     (GRID, "", "WaitOnce('y.i0')", "y.i0 does not end with a wait for products"),

@@ -184,13 +184,6 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A group of four warps waits until the one before passes its turn on (to the next one)."""
-
-    passes: bool = False
-
-
-@dataclass(frozen=True)
 class Await:
     """What comes before needs nothing of earlier launches: a task waits for those here."""
 
@@ -260,10 +253,10 @@ class Report:
     condition: Value | None = None
 
 
-Fence = Union[Barrier, Commit, Wait, Acquire, Release, Turn, Await]
+Fence = Union[Barrier, Commit, Wait, Acquire, Release, Await]
 Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
 # What orders the threads of a block, and computes nothing.
-FENCES = (Barrier, Commit, Wait, Acquire, Release, Turn, Await)
+FENCES = (Barrier, Commit, Wait, Acquire, Release, Await)
 # What steps do not move anything across.
 BRANCHES = (If, While, Atomic, Report)
 

@@ -42,7 +42,6 @@ from tilewright.kernel.nest import (
     Release,
     Stmt,
     Store,
-    Turn,
     Wait,
     While,
     substitute_all,
@@ -180,8 +179,6 @@ class _Block:
                 self.copies.commit(who)
             elif isinstance(s, Wait):
                 self._wait(s, who)
-            elif isinstance(s, Turn):
-                self._all(who, "a turn")
             elif isinstance(s, Release) and self.producer is not None:
                 self._all(who, "a release")
                 self.producer.release(s)

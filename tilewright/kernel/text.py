@@ -72,7 +72,6 @@ from tilewright.kernel.nest import (
     Report,
     Stmt,
     Store,
-    Turn,
     Wait,
     While,
     bodies,
@@ -195,8 +194,6 @@ def line_text(s: Stmt) -> str:
         return f"acquire {s.versions}"
     if isinstance(s, Release):
         return f"release {s.pending}"
-    if isinstance(s, Turn):
-        return "pass turn" if s.passes else "turn"
     if isinstance(s, Await):
         return "await"
     if isinstance(s, Prefetch):
@@ -440,8 +437,6 @@ def _read_body(
             out.append(Wait(int(count), rest.startswith("products ")))
         elif word in ("acquire", "release") and rest.isdecimal():
             out.append(Acquire(int(rest)) if word == "acquire" else Release(int(rest)))
-        elif line in ("turn", "pass turn"):
-            out.append(Turn(word == "pass"))
         elif line == "await":
             out.append(Await())
         elif word == "prefetch":

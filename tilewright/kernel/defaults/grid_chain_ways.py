@@ -22,17 +22,15 @@ class Way:
     # 1: the second product goes on while the next block of keys begins; 2: during its softmax
     slack: int = 0
     walks: bool = False  # do as many blocks of threads as run at a time walk over all tiles?
-    turns: bool = False  # do groups of warps begin their products one after the other?
-    hastens: bool = False  # do products go on while others' results are worked on?
     groups: int = 0  # of warps, each with 64 rows of a tile; all read the same keys. 0: what suits
     cluster: int = 1  # tiles of one head that get keys and values by one copy
 
 
 PLAIN = Way()
 # Where one block of threads has a multiprocessor: that of the rules, then others for a clock.
-ALONE = (Way(3, 2), Way(3, walks=True))
+ALONE = (Way(3, 2), Way(3, 2, walks=True))
 # Of gradients, where heads are wide.
-GRADIENTS = (PLAIN, Way(4, turns=True, hastens=True, groups=2))
+GRADIENTS = (PLAIN, Way(4, groups=2))
 WAY: Way | None = None  # the only one, to measure it
 
 

@@ -25,7 +25,6 @@ from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
-from tilewright.kernel.steps.hasten import Hasten
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
@@ -35,7 +34,6 @@ from tilewright.kernel.steps.reverse import Reverse
 from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
-from tilewright.kernel.steps.take_turns import TakeTurns
 from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
 
@@ -147,13 +145,9 @@ class _Products(_Chain):
         else:
             for x in blocks:
                 s.do(Pipeline(part, x, AHEAD, asynchronous=True))
-        if way.hastens:
-            s.do(Hasten(part))
         if any(once):
             s.do(BringOnce(tuple(rows)))
         s.do(Synchronise())
-        if way.turns and self.groups > 1:
-            s.do(TakeTurns(part))
         s.attempt(Unmask(part))
         if isinstance(longer, int) and longer > 0 and not way.walks:
             s.do(Reverse(tiles))  # later tiles take longer, so they begin first
