@@ -228,9 +228,7 @@ def test_waits_are_needed(left_out: Stmt) -> None:
     ],
     ids=str,
 )
-def test_gradients_by_two_groups(
-    a: Heads, walks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_by_two_groups(a: Heads, walks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a producer: right, and what it brings is needed until it is released."""
     way = Way(2, groups=2, walks=walks)
     monkeypatch.setattr(grid_chain_ways, "WAY", way)

@@ -127,7 +127,8 @@ class Store:
     """buffer[index] = value, or buffer[index] combine= value.
 
     An asynchronous store is a copy that is only issued: it belongs to the next Commit of its
-    thread and has arrived after the Wait for that. One thread alone sees no difference.
+    thread and has arrived after the Wait for that. One thread alone sees no difference. Nor does it
+    of an atomic addition: blocks and threads may add to one cell, in any order.
     """
 
     stage: str
@@ -136,6 +137,7 @@ class Store:
     value: Value
     combine: Combine | None = None
     asynchronous: bool = False
+    atomic: bool = False
 
     @property
     def function(self) -> str | None:
@@ -503,7 +505,7 @@ def _substituted(s: Stmt, new: Rewriter, on_store: OnAccess | None) -> Stmt:
         buf, idx = cell(s.buffer, s.index)
         value = new(s.value)
         copies = s.asynchronous and copied(value) is not None  # what computes cannot be a copy
-        return Store(s.stage, buf, idx, value, s.combine, copies)
+        return Store(s.stage, buf, idx, value, s.combine, copies, s.atomic)
     if isinstance(s, Atomic):
         buf, idx = cell(s.buffer, s.index)
         compare = None if s.compare is None else new(s.compare)
