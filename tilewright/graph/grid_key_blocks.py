@@ -35,6 +35,7 @@ ALONE: bool = True  # is it done?
 ALONE_ROWS = 128  # of a tile then
 MORE = 1.05  # keys that there are not, for larger blocks
 FIXED: int = 0  # keys of a block whatever the sizes are, to measure them
+ONCE = False  # are all gradients from the same weights, in one kernel?
 
 
 def _resident(target: Target) -> int:
@@ -77,7 +78,7 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
                 least = min(guess(q.shape[-2]), guess(k.shape[-2]))
                 rows = source.op.rows(q, k, *rest[:1])[0]
                 if least >= FEW_ROWS and self.size(rows) is not None:
-                    made = source.op.recomputed(grad, q, k, *rest)
+                    made = source.op.recomputed(grad, q, k, *rest, once=ONCE)
             return n if made is None else made[n.op.k]
 
         return rebuild(program, several)
