@@ -15,6 +15,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Quo, Sym
 from tilewright.ir.expr import Index, Load, Value
 from tilewright.ir.parts import walk as walk_values
+from tilewright.kernel.defaults.grid_across import Across
 from tilewright.kernel.defaults.grid_chain_ways import REGISTERS, WIDE, Way, groups_of
 from tilewright.kernel.defaults.grid_chains import Parts, _Chain, by_ways, instructions
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
@@ -44,7 +45,8 @@ AHEAD: int = 1  # blocks of columns
 class Products:
     firsts: tuple[Stage, ...]
     lasts: tuple[Stage, ...]
-    outs: tuple[Stage, ...]  # of each last one
+    outs: tuple[Stage, ...]  # of each last one, and of the one across
+    across: Stage | None = None  # a product of columns, whose sums are over all tiles of rows
 
 
 def products_of(s: Scheduler) -> Products | None:
@@ -54,10 +56,12 @@ def products_of(s: Scheduler) -> Products | None:
         tuple(x for x in g.stages if x.name in {v for r, v in roles.items() if r.startswith(name)})
         for name in ("first", "last")
     )
+    across = g.role("across0")
     outs = [x for x in g.stages if g.buffer(x.name).scope == "out"]
-    if not firsts or not lasts or len(outs) != len(lasts) or not all(x.is_map for x in outs):
+    count = len(lasts) + (across is not None)
+    if not firsts or not lasts or len(outs) != count or not all(x.is_map for x in outs):
         return None
-    return Products(firsts, lasts, tuple(outs))
+    return Products(firsts, lasts, tuple(outs), across)
 
 
 def schedule_products(s: Scheduler) -> bool:
@@ -81,7 +85,8 @@ class _Products(_Chain):
     def schedule(self) -> None:
         s, f, way = self.s, self.found, self.way
         between = self._maps_left()
-        kinds = instructions(s, self._factors(f.lasts[0].name)[0].dtype, self.groups)
+        kind = self._factors(f.lasts[0].name)[0].dtype
+        kinds = instructions(s, kind, self.groups)
         if kinds is None:
             raise Refused("no instruction multiplies rows in registers")
         # Copies of operands: for all blocks of columns, and for one.
@@ -96,8 +101,11 @@ class _Products(_Chain):
             b = self._right(x.name, between)
             if _one_of(b, shared) is None:
                 blocks[self._copy_of(x.name, b, "b")] = True
+        across = Across.of(self, f.across, between) if f.across is not None else None
         outs = self._outs()
         self._whole_tiles(rows, list(blocks), between)
+        if across is not None:
+            across.split()
         placed = [
             self._tiles_of(last.name, out.name) for last, out in zip(f.lasts, outs, strict=True)
         ]
@@ -115,6 +123,8 @@ class _Products(_Chain):
         part = s.reduced(f.lasts[0].name)[1 if period else 0].name
         for x in f.lasts[1:]:
             s.do(ComputeWith(x.name, part))
+        if across is not None:
+            across.place(tiles, part, period)
         for name in (*reversed(between), *(x.name for x in reversed(f.firsts))):
             s.do(ComputeAt(name, part))
         for x in rows:
@@ -129,8 +139,14 @@ class _Products(_Chain):
         for _, _, results in placed:
             self._results(*results)
         self._between(between)
+        if across is not None:
+            across.bind()
         # A producer brings what is next to its loop; copies by others would be in no order with it.
-        once = [self._copy(x, boxes=way.roles > 0 and not period) for x in rows]
+        boxes = way.roles > 0 and not period
+        once = [self._copy(x, boxes=boxes) for x in rows]
+        if across is not None:
+            once.append(self._copy(across.held, boxes=boxes, turned=True))
+            rows.append(across.held)
         if way.roles and any(once) and not all(once):
             raise Refused("the copy engine brings some rows, threads bring others")
         for x, turned in blocks.items():
@@ -139,6 +155,8 @@ class _Products(_Chain):
             self._product(x.name, kinds[0])
         for x in f.lasts:
             self._product(x.name, kinds[1])
+        if across is not None:
+            across.multiply(kind)
         if way.roles:
             s.do(Roles(part, way.roles))
             s.do(Pragma(grid, "registers", REGISTERS))
@@ -179,6 +197,7 @@ class _Products(_Chain):
         powers that several stages read."""
         s, f = self.s, self.found
         own = {x.name for x in (*f.firsts, *f.lasts, *f.outs)}
+        own |= {f.across.name} if f.across is not None else set()
         multiplied = {x.source for last in f.lasts for x in store_reads(s.store(last.name))}
         left: list[str] = []
         for st in s.group.stages:
