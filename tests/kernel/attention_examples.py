@@ -106,8 +106,11 @@ Reorder(('s.r0.0', 's.i0', 's.i1', 's.r0.1'))
 Tensorize('s.i0', 'nvptx.wgmma.1.nn.bf16')
 """
 )
+
+
 # A product of what another one becomes, both by asynchronous instructions.
-TWICE = """
+def _twice(more: str = "", made: str = "s[p.i0,p.i1,p.i2] * 0.5") -> str:
+    return f"""
 group later
   in a: bf16[64,64]
   in b: bf16[2,64,64]
@@ -118,22 +121,34 @@ group later
   local v: bf16[2,64,64]
   local s: f32[2,64,64]
   local p: bf16[2,64,64]
+  local e: f32[2,64,64]
+  local t: f32[2,64,64]
   local o: f32[64,64]
   q[q.i0,q.i1] = a[q.i0,q.i1] for q.i0 in 64, q.i1 in 64
   k[k.i0,k.i1,k.i2] = b[k.i0,k.i1,k.i2] for k.i0 in 2, k.i1 in 64, k.i2 in 64
   v[v.i0,v.i1,v.i2] = c[v.i0,v.i1,v.i2] for v.i0 in 2, v.i1 in 64, v.i2 in 64
   s[s.i0,s.i1,s.i2] add= cast<f32>(q[s.i1,s.r0]) * cast<f32>(k[s.i0,s.i2,s.r0]) \
-for s.i0 in 2, s.i1 in 64, s.i2 in 64, s.r0 in 64 from 0.0
-  p[p.i0,p.i1,p.i2] = cast<bf16>(s[p.i0,p.i1,p.i2] * 0.5) for p.i0 in 2, p.i1 in 64, p.i2 in 64
+for s.i0 in 2, s.i1 in 64, s.i2 in 64, s.r0 in 64 from 0.0{more}
+  p[p.i0,p.i1,p.i2] = cast<bf16>({made}) for p.i0 in 2, p.i1 in 64, p.i2 in 64
   o[o.i0,o.i1] add= cast<f32>(p[o.r0,o.i0,o.r1]) * cast<f32>(v[o.r0,o.r1,o.i1]) \
 for o.i0 in 64, o.i1 in 64, o.r0 in 2, o.r1 in 64 from 0.0
   y[y.i0,y.i1] = o[y.i0,y.i1] for y.i0 in 64, y.i1 in 64
 """
-_TILE = "i//64, i//16%4, j//8, i//8%2, i%8, j//2%4, j%2"
-BOTH = f"""
+
+
+def _without(group: str, *stages: str) -> str:
+    return "\n".join(
+        x for x in group.split("\n") if not x.startswith(tuple(f"  local {y}:" for y in stages))
+    )
+
+
+def _both(others: tuple[str, ...] = (), products: tuple[str, ...] = ()) -> str:
+    tile = "i//64, i//16%4, j//8, i//8%2, i%8, j//2%4, j%2"
+    wide = ("s", "p", *others, *products)
+    first = "nvptx.wgmma.1.nn.bf16"
+    return f"""
 Reorder(('o.r0', 'o.i0', 'o.i1', 'o.r1'))
-ComputeAt('p', 'o.r0')
-ComputeAt('s', 'o.r0')
+{"".join(f"ComputeAt('{x}', 'o.r0')" + chr(10) for x in ("p", *others, *products, "s"))}
 SetScope('q', 'shared')
 SetScope('k', 'shared')
 SetScope('v', 'shared')
@@ -141,11 +156,21 @@ Relayout('v', 'r, i, j -> r, i//64, j//64, i%64, j%64')
 Swizzle('q', 3, 3, 3)
 Swizzle('k', 3, 3, 3)
 Swizzle('v', 3, 3, 3)
-Relayout('s', 'r, i, j -> r, {_TILE}')
-Relayout('p', 'r, i, j -> r, {_TILE}')
-Relayout('o', 'i, j -> {_TILE}')
+{"".join(f"Relayout('{x}', 'r, i, j -> r, {tile}')" + chr(10) for x in wide)}
+Relayout('o', 'i, j -> {tile}')
 {"".join(_bound(f"{x}.i0", f"{x}.i1") for x in ("q", "o.init", "y"))}
-{"".join(_bound(f"{x}.i1", f"{x}.i2") for x in ("k", "v", "s.init", "p"))}
-Tensorize('s.i1', 'nvptx.wgmma.1.nn.bf16')
+{"".join(_bound(f"{x}.i1", f"{x}.i2") for x in ("k", "v", "s.init", "p", *others))}
+{"".join(_bound(f"{x}.init.i1", f"{x}.init.i2") for x in products)}
+{"".join(f"Tensorize('{x}.i1', '{first}')" + chr(10) for x in ("s", *products))}
 Tensorize('o.i0', 'nvptx.wgmma.1.rt.bf16')
 """
+
+
+TWICE, BOTH = _without(_twice(), "e", "t"), _both()
+# One more product, which does not need the first one.
+_MORE = """
+  e[e.i0,e.i1,e.i2] = exp(s[e.i0,e.i1,e.i2] * 0.01) for e.i0 in 2, e.i1 in 64, e.i2 in 64
+  t[t.i0,t.i1,t.i2] add= cast<f32>(q[t.i1,t.r0]) * cast<f32>(v[t.i0,t.i2,t.r0]) \
+for t.i0 in 2, t.i1 in 64, t.i2 in 64, t.r0 in 64 from 0.0"""
+THRICE = _twice(_MORE, "e[p.i0,p.i1,p.i2] * t[p.i0,p.i1,p.i2]")
+ALL_THREE = _both(("e",), ("t",))

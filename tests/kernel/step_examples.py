@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.kernel.attention_examples import (
+    ALL_THREE,
     BOTH,
     CAUSAL,
     COPIES,
@@ -10,11 +11,12 @@ from tests.kernel.attention_examples import (
     IN_GROUPS,
     IN_PARTS,
     ONLINE,
+    THRICE,
     TWICE,
     USES,
 )
 from tests.kernel.box_groups import ALL_BOXED, BOXED, BOXES, ONE_FOR_ALL
-from tests.kernel.step_groups import ANYWHERE, ANYWHERE_SUMS
+from tests.kernel.step_groups import ANYWHERE, ANYWHERE_SUMS, DEFERRED
 
 MAP = """
 group map
@@ -443,6 +445,8 @@ EXAMPLES = {
     "join-copies": (COPIES, IN_GROUPS, "JoinCopies('u')"),
     "wait-once": (GROUPS, USES, "WaitOnce('s.r0.0')"),
     "delay": (TWICE, BOTH, "Delay('o.r0', 'o')"),
+    "hasten": (THRICE, ALL_THREE, "Hasten('o.r0')"),
+    "defer": (DEFERRED, "", "Defer('b')"),
     "components": (RUNNING, "Reorder(('t.r0', 't.i0', 't.i1'))", "Components('t', 1)"),
     "swizzle": (TWO, "SetScope('t', 'shared')", "Swizzle('t', 1, 1, 1)"),
     "bind": (MAP, "Split('y.i0', 16)\nBind('y.i0.0', 'block.x')", "Bind('y.i0.1', 'thread.x')"),

@@ -78,6 +78,8 @@ NOT_NATIVE += (
     "join-copies",
     "wait-once",
     "delay",
+    "hasten",
+    "defer",
     "add-atomically",
 )
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.base.errors import Refused
-from tilewright.ir import dim as D
-from tilewright.ir.expr import Value
 from tilewright.ir.types import DType
 from tilewright.kernel.defaults.grid_chain_ways import WIDE
 from tilewright.kernel.defaults.grid_chains import _Chain
@@ -23,14 +21,10 @@ from tilewright.kernel.defaults.grid_stages import plain
 from tilewright.kernel.defaults.scheduler import store_reads
 from tilewright.kernel.group import Stage
 from tilewright.kernel.intrinsic import INTRINSICS
-from tilewright.kernel.nest import Loop, own_loops
 from tilewright.kernel.steps.add_atomically import AddAtomically
-from tilewright.kernel.steps.complete import Complete
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.defer import Defer
-from tilewright.kernel.steps.pad import Pad
-from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
@@ -68,16 +62,14 @@ class Across:
         return Across(chain, name, out, made, held, f"{name}p")
 
     def split(self) -> None:
-        """Sums over one tile of rows each; zeros where tiles go past the end."""
+        """Sums over one tile of rows each."""
         s, rows = self.chain.s, self.chain.rows
-        (deep,) = s.reduced(self.stage)
-        for x, sizes in ((self.made, (WIDE, rows)), (self.held, (rows, rows))):
-            shape = s.nest.buffer(x).shape
-            for axis, whole in zip((len(shape) - 2, len(shape) - 1), sizes, strict=True):
-                if (size := shape[axis]) % whole:
-                    s.do(Pad(x, axis, whole, zeros=True))
-        if deep.extent % rows:
-            s.do(PadSum(deep.name, rows))
+        i, c, deep = s.path(self.stage)[-3:]
+        sizes = ((i, WIDE), (c, rows), (deep, rows))
+        for x, whole in sizes:
+            if x.extent % whole or (x is c and x.extent != whole):
+                # Conditions of what is past the end would take registers that there are not.
+                raise Refused(f"{x.name} of {x.extent} is not in whole tiles of {whole}")
         s.do(Split(deep.name, rows))
         s.do(RFactor(self.stage, (f"{deep.name}.0",), self.part))
 
@@ -110,9 +102,6 @@ class Across:
         names = [x.name for x in path]
         plain(s, names, f"{self.out}.0", names)
         i, c = (x.name for x in update[-2:])
-        for loop, size in ((c, chain.rows), (i, WIDE)):
-            if s.loops(loop)[0].extent != size:
-                s.do(Complete(loop, size))
         s.do(Reorder((c, i)))
         turn, (z, y) = chain._row(c)
         blocks, x, lanes = chain._column(i)
@@ -121,6 +110,7 @@ class Across:
 
     def multiply(self, kind: DType) -> None:
         chain, s = self.chain, self.chain.s
+        chain._copy(self.held, boxes=False, turned=True)
         self._hand_over()
         instruction = self._instruction(kind)
         (_, first), (_, own) = chain._stores(self.part)

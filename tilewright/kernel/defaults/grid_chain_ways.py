@@ -29,8 +29,6 @@ class Way:
 PLAIN = Way()
 # Where one block of threads has a multiprocessor: that of the rules, then others for a clock.
 ALONE = (Way(3, 2), Way(3, 2, walks=True))
-# Of gradients, where heads are wide.
-GRADIENTS = (PLAIN, Way(4, groups=2))
 WAY: Way | None = None  # the only one, to measure it
 
 
@@ -41,8 +39,8 @@ def ways(group: Group) -> tuple[Way, ...]:
     roles = dict(group.roles)
     if "scores" in roles and "end" in roles:
         found = ALONE if _wide(group, roles["scores"], roles["end"]) else (PLAIN,)
-    elif lasts := [x for role, x in roles.items() if role.startswith("last")]:
-        found = GRADIENTS if _wide(group, *lasts) else (PLAIN,)
+    elif "last0" in roles:
+        found = (PLAIN,)
     return (WAY,) if WAY is not None and found else found
 
 
@@ -58,10 +56,12 @@ def _wide(group: Group, *stages: str) -> bool:
 
 def groups_of(group: Group, grid: Grid, way: Way) -> int:
     """Of warps: two where heads are wide, so that shared memory is what bounds the number of warps,
-    and there are rows for both and tiles enough for all multiprocessors."""
+    and there are rows for both and tiles enough for all multiprocessors. Of a product across tiles
+    of rows each group has half of the columns."""
     end = group.role("end")
     if end is None:
-        return way.groups or 1
+        across = group.role("across0")
+        return way.groups or (2 if across is not None and _wide(group, across.name) else 1)
     *outer, rows, width = (D.bounds(d)[1] for d in group.buffer(end.name).shape)
     many = prod(outer) * -(-rows // (2 * ROWS)) >= grid.multiprocessors
     return way.groups or (2 if width > WIDE and rows > ROWS and many else 1)

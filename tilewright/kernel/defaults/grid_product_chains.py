@@ -16,23 +16,21 @@ from tilewright.ir.dim import Dim, Quo, Sym
 from tilewright.ir.expr import Index, Load, Value
 from tilewright.ir.parts import walk as walk_values
 from tilewright.kernel.defaults.grid_across import Across
-from tilewright.kernel.defaults.grid_chain_ways import REGISTERS, WIDE, Way, groups_of
+from tilewright.kernel.defaults.grid_chain_ways import WIDE, Way, groups_of
 from tilewright.kernel.defaults.grid_chains import Parts, _Chain, by_ways, instructions
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.group import Stage
 from tilewright.kernel.steps.barrier import Synchronise
-from tilewright.kernel.steps.bring_once import BringOnce
 from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.hasten import Hasten
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
-from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.reverse import Reverse
-from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.trim import Trim
@@ -83,7 +81,7 @@ class _Products(_Chain):
         self.summed = {x.name for x in found.lasts}
 
     def schedule(self) -> None:
-        s, f, way = self.s, self.found, self.way
+        s, f = self.s, self.found
         between = self._maps_left()
         kind = self._factors(f.lasts[0].name)[0].dtype
         kinds = instructions(s, kind, self.groups)
@@ -133,22 +131,16 @@ class _Products(_Chain):
             s.do(ComputeAt(x, part))
         for x in (*rows, *blocks):
             s.do(SetScope(x, "shared"))
-        trimmed = s.attempt(Trim(part))
+        s.attempt(Trim(part))
         longer = D.coefficient(s.loops(part)[0].extent, s.loops(tiles)[0].var)
-        grid = self._blocks(outer, tiles, trimmed)
+        self._blocks(outer, tiles)
         for _, _, results in placed:
             self._results(*results)
         self._between(between)
         if across is not None:
             across.bind()
-        # A producer brings what is next to its loop; copies by others would be in no order with it.
-        boxes = way.roles > 0 and not period
-        once = [self._copy(x, boxes=boxes) for x in rows]
-        if across is not None:
-            once.append(self._copy(across.held, boxes=boxes, turned=True))
-            rows.append(across.held)
-        if way.roles and any(once) and not all(once):
-            raise Refused("the copy engine brings some rows, threads bring others")
+        for x in rows:
+            self._copy(x, boxes=False)
         for x, turned in blocks.items():
             self._copy(x, turned=turned)
         for x in f.firsts:
@@ -157,17 +149,13 @@ class _Products(_Chain):
             self._product(x.name, kinds[1])
         if across is not None:
             across.multiply(kind)
-        if way.roles:
-            s.do(Roles(part, way.roles))
-            s.do(Pragma(grid, "registers", REGISTERS))
-        else:
-            for x in blocks:
-                s.do(Pipeline(part, x, AHEAD, asynchronous=True))
-        if any(once):
-            s.do(BringOnce(tuple(rows)))
+        for x in blocks:
+            s.do(Pipeline(part, x, AHEAD, asynchronous=True))
+        if across is not None:  # registers of what is done with are free then, too
+            s.do(Hasten(part))
         s.do(Synchronise())
         s.attempt(Unmask(part))
-        if isinstance(longer, int) and longer > 0 and not way.walks:
+        if isinstance(longer, int) and longer > 0:
             s.do(Reverse(tiles))  # later tiles take longer, so they begin first
 
     def _period(self, between: list[str]) -> int:
