@@ -119,7 +119,7 @@ def compiled() -> Found:
 
 
 # The best that is known first.
-VARIANTS = (Variant(), Variant(atomic=True))
+VARIANTS = (Variant(), Variant(atomic=True), Variant(atomic=True, ahead=2))
 
 
 def variant(c: Case, v: Variant) -> Found:

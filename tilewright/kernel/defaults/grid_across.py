@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from tilewright.base.errors import Refused
 from tilewright.ir.types import DType
 from tilewright.kernel.defaults.grid_chain_ways import WIDE
-from tilewright.kernel.defaults.grid_chains import _Chain
+from tilewright.kernel.defaults.grid_chains import VECTOR, _Chain
 from tilewright.kernel.defaults.grid_group_products import across as orders_of
-from tilewright.kernel.defaults.grid_stages import plain
+from tilewright.kernel.defaults.grid_stages import THREADS, flat
 from tilewright.kernel.defaults.scheduler import store_reads
 from tilewright.kernel.group import Stage
 from tilewright.kernel.intrinsic import INTRINSICS
+from tilewright.kernel.nest import Loop
 from tilewright.kernel.steps.add_atomically import AddAtomically
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.defer import Defer
+from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
@@ -33,6 +35,7 @@ from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.swizzle import Swizzle
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.kernel.steps.wait_once import WaitOnce
 
 
@@ -96,17 +99,26 @@ class Across:
         """The loops of threads, and of the launches before and after."""
         chain, s = self.chain, self.chain.s
         (_, first), (_, update) = chain._stores(self.stage)
-        names = [x.name for x in first]
-        plain(s, names, f"{self.stage}.0", names)
-        (_, path) = chain._stores(self.out)[0]
-        names = [x.name for x in path]
-        plain(s, names, f"{self.out}.0", names)
+        self._launch(self.stage, first)
+        self._launch(self.out, chain._stores(self.out)[0][1])
         i, c = (x.name for x in update[-2:])
         s.do(Reorder((c, i)))
         turn, (z, y) = chain._row(c)
         blocks, x, lanes = chain._column(i)
         chain._bind((blocks, turn), (z, y, x), lanes)
         s.do(Unroll(lanes))
+
+    def _launch(self, stage: str, loops: list[Loop]) -> None:
+        """A map in a launch of its own, by vectors."""
+        s = self.chain.s
+        *others, last = (x.name for x in loops)
+        s.do(Split(last, VECTOR))
+        whole = f"{last}.0"
+        for k, outer in enumerate(reversed(others)):
+            s.do(Fuse(outer, whole, f"{stage}.w{k}"))
+            whole = f"{stage}.w{k}"
+        flat(s, whole, THREADS)
+        s.do(Vectorize(f"{last}.1"))
 
     def multiply(self, kind: DType) -> None:
         chain, s = self.chain, self.chain.s

@@ -15,6 +15,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Quo, Sym
 from tilewright.ir.expr import Index, Load, Value
 from tilewright.ir.parts import walk as walk_values
+from tilewright.kernel.defaults import grid_chains
 from tilewright.kernel.defaults.grid_across import Across
 from tilewright.kernel.defaults.grid_chain_ways import WIDE, Way, groups_of
 from tilewright.kernel.defaults.grid_chains import Parts, _Chain, by_ways, instructions
@@ -35,8 +36,6 @@ from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
-
-AHEAD: int = 1  # blocks of columns
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class _Products(_Chain):
         if across is not None:
             across.multiply(kind)
         for x in blocks:
-            s.do(Pipeline(part, x, AHEAD, asynchronous=True))
+            s.do(Pipeline(part, x, grid_chains.AHEAD, asynchronous=True))
         if across is not None:  # registers of what is done with are free then, too
             s.do(Hasten(part))
         s.do(Synchronise())
