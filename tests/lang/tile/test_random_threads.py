@@ -27,6 +27,12 @@ def test_random_kernels_on_threads(seed: int) -> None:
     check(seed)
 
 
+def test_code_of_a_random_kernel() -> None:
+    """A product of doubles, whose lanes are longer than what a swizzle leaves together."""
+    found = failure(kernel(5), ("lowered",))
+    assert found is None, found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, ALL, 50))
 def test_many_random_kernels_on_threads(first: int) -> None:

@@ -211,7 +211,7 @@ def beside(n: Nest, name: str) -> bool:
         for found, at in cells:
             if found == name:
                 step = D.coefficient(linear_index(b, at), lanes[-1].var)
-                whole = lanes[-1].extent in (2, 4, 8, 16 // b.dtype.bytes)
+                whole = lanes[-1].extent in (2, 4, 8, 16) and lanes[-1].extent * b.dtype.bytes <= 16
                 if step != 0 and not (step == 1 and whole):
                     return False
     return True
