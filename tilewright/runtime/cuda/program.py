@@ -22,7 +22,7 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.types import TensorType
 from tilewright.llvm.objects import cached_ptx
-from tilewright.runtime.cuda import replay
+from tilewright.runtime.cuda import replay, write_back
 from tilewright.runtime.cuda.image import EntryImage, KernelImage, from_bytes
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.memory import HostWords, Memory
@@ -106,6 +106,7 @@ class _Shape:
 
     plan: Plan
     cells: int  # where in the arena checks leave what they find
+    new: int  # and where new values of arguments are
     calls: int = 0
     graphs: list[_Graph] = field(default_factory=list)  # the one that was used last is the first
     # By the number of an address: which launches use it, and where.
@@ -180,6 +181,8 @@ class CudaProgram(Program):
         self._rooms: OrderedDict[int, _Room] = OrderedDict()
         self._reports: Launcher | None = None
         self._found_words: HostWords | None = None
+        self._changed: tuple[int, ...] = ()  # inputs that get other values
+        self._new = write_back.Room(())
 
     def _like_this(self, data: ProgramData) -> Program:
         return CudaProgram(data, self.machine)
@@ -230,6 +233,16 @@ class CudaProgram(Program):
                 self._found_words = HostWords(self.machine.device, count)
             finally:
                 self.machine.device.leave(before)
+
+    def change(self, inputs: Sequence[int]) -> bool:
+        if self.dims or self.tasks is not None or not 0 < len(inputs) <= write_back.MOST:
+            return False
+        assert not self._rooms
+        self._changed, end = tuple(inputs), self._filled
+        self._filled -= len(inputs)
+        types = self.outputs[self._filled : end]
+        self._new = write_back.Room(tuple(int(t.size) * t.dtype.bytes for t in types))
+        return True
 
     def _said(self) -> list[int] | None:
         """What an earlier call found; it is returned once."""
@@ -387,20 +400,30 @@ class CudaProgram(Program):
         inputs = len(self.inputs) + len(self._fixed) + len(self.recipes)
         plan = planner.plan(self._entries[self.data.entry], inputs, len(self.outputs))
         cells = arena + plan.scratch
-        size = cells + self._watched * WATCHED_BYTES
+        new = _rounded(cells + self._watched * WATCHED_BYTES)
+        size = new + self._new.size
+        last = inputs + len(self.outputs)  # the number of the arena's address
+        if self._changed:
+            found = (cells, last) if self._watched else (0, FIXED)
+            places = [found, (new, last), *((0, k) for k in self._changed)]
+            base, source = zip(*places, strict=True)
+            function = _write_back(self.machine, self._new).function(write_back.NAME)
+            launcher = Launcher(function, (write_back.THREADS, 1, 1), len(base))
+            changes = Planned(launcher, self._new.blocks, base, source)
+            plan = Plan((*plan.actions, changes), plan.scratch)
         if self._reports is not None and self._found_words is not None:
             base = (cells, self._found_words.address, self._watched)
-            source = (inputs + len(self.outputs), FIXED, FIXED)
+            source = (last, FIXED, FIXED)
             report = Planned(self._reports, (1, 1, 1), base, source)
             plan = Plan((*plan.actions, report), plan.scratch)
         if size > room.size:
             room.shapes.clear()  # graphs have the address of the arena that was
             room.arena, room.owner = self.machine.allocate(size) if size else (0, None)
             room.size = size
-        found = room.shapes[dims] = _Shape(plan, cells)
+        made = room.shapes[dims] = _Shape(plan, cells, new)
         while len(room.shapes) > GRAPHS:
             room.shapes.popitem(last=False)
-        return found
+        return made
 
     def _addresses(
         self,
@@ -413,7 +436,8 @@ class CudaProgram(Program):
         """All addresses of a call, in the order of plans."""
         start = room.arena + shape.cells
         cells = [start + k * WATCHED_BYTES for k in range(self._watched)]
-        return [*bound.first, *others, *bound.rest, *outputs, *cells, room.arena]
+        new = [room.arena + shape.new + at for at in self._new.offsets]
+        return [*bound.first, *others, *bound.rest, *outputs, *new, *cells, room.arena]
 
     def _launch(
         self,
@@ -484,6 +508,9 @@ class CudaProgram(Program):
         for address, (made, size) in zip(outputs, results, strict=True):
             if size:
                 copy("cuMemcpyDtoDAsync_v2", address, made, size, stream)
+        for k, size in zip(self._changed, self._new.sizes, strict=True):
+            if inputs[k] != given[k]:
+                copy("cuMemcpyDtoDAsync_v2", given[k], inputs[k], size, stream)
 
 
 def _users(
@@ -529,6 +556,11 @@ def _replace(
 @cache
 def _report(machine: Machine) -> Module:
     return Module(cached_ptx(_REPORT, machine.target), machine.device)
+
+
+@cache
+def _write_back(machine: Machine, new: write_back.Room) -> Module:
+    return Module(cached_ptx(write_back.text(new), machine.target), machine.device)
 
 
 def _rounded(size: int) -> int:
