@@ -20,6 +20,8 @@ Node = torch.fx.Node
 VIEWS = "alias detach expand permute squeeze t transpose unsqueeze view _unsafe_view".split()
 _VIEWS = {packet for name in VIEWS if (packet := getattr(torch.ops.aten, name, None)) is not None}
 
+_TAG = "partitioner_tag"  # torch's: where a node was made
+
 
 def partition(
     joint: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any
@@ -34,6 +36,7 @@ def make_again(graph: torch.fx.Graph, results: int) -> None:
     (outputs,) = graph.output_node().args
     assert isinstance(outputs, (tuple, list))
     forward = _ancestors(x for x in outputs[:results] if isinstance(x, Node))
+    forward.update(n for n in graph.nodes if n.meta.get(_TAG) == "is_forward")
     constants: set[Node] = set()
     for n in graph.nodes:
         if _is_pure(n) and constants.issuperset(n.all_input_nodes):
@@ -45,7 +48,7 @@ def make_again(graph: torch.fx.Graph, results: int) -> None:
             return n
         if n not in copies:
             copies[n] = graph.node_copy(n, again)
-            copies[n].meta.pop("partitioner_tag", None)  # it no longer belongs to the forward graph
+            copies[n].meta.pop(_TAG, None)  # it does not belong to the forward graph
         return copies[n]
 
     for n in list(graph.nodes):
