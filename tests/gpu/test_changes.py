@@ -27,20 +27,22 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         yield fake_machine()
 
 
-def test_statistics_of_norms(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_statistics_of_norms(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """They are changed by the program, once a call, and torch sees that they were."""
     library, machine = gpu
     monkeypatch.setattr(torch, "_foreach_copy_", None)
-    net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.BatchNorm1d(2))
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.BatchNorm1d(2)).to(dtype)
     other = copy.deepcopy(net)
     fast = on_fake_gpu(net, machine, strict=True)
+    near = {} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     versions = [b._version for b in net.buffers()]
     for k in range(3):
-        x = torch.randn(4, 3)
+        x = torch.randn(4, 3, dtype=dtype)
         for f in (fast, other):
             f(x).square().sum().backward()
         for ours, theirs in zip(net.buffers(), other.buffers(), strict=True):
-            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(ours, theirs, **near)
         assert all(b._version > v for b, v in zip(net.buffers(), versions, strict=True))
         versions = [b._version for b in net.buffers()]
         assert library.replays == 2 * k  # the first step is launched kernel by kernel
