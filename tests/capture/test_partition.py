@@ -30,8 +30,8 @@ def kept(f: Function, *args: torch.Tensor) -> list[torch.fx.Node]:
     found: list[torch.fx.Node] = []
 
     def forward(gm: torch.fx.GraphModule, _: Any) -> Any:
-        (outputs,) = gm.graph.output_node().args
-        found.extend(x for x in outputs[1:] if not x.name.startswith("copy_"))
+        _, *rest = gm.graph.output_node().all_input_nodes
+        found.extend(x for x in rest if not x.name.startswith("copy_"))
         return make_boxed_func(gm)
 
     torch._dynamo.reset()

@@ -133,7 +133,7 @@ def profiled(step: Callable[[], None]) -> tuple[dict[str, list[float]], dict[str
         for _ in range(STEPS):
             step()
         torch.cuda.synchronize()
-    for e in found.events():
+    for e in found.events() or ():
         if e.device_type is DeviceType.CUDA and not e.name.startswith(RANGES):
             own = e.name.startswith(("k_", "tw_"))
             took = (ours if own else others).setdefault(e.name, [])

@@ -180,7 +180,7 @@ def test_statistics_of_a_batch_in_one_pass() -> None:
     found = outputs_of(build.batch_norm_train(x, *w, eps=1e-5, momentum=0.1))
     g = Graph("norm", (x, *w), found)
     apart = float(draw.choice([0.0, 3.0, 100.0]))
-    values = from_memory(to_memory(draw.normal(apart, 1.0, x.shape), bf16), bf16)
+    values = from_memory(to_memory(draw.normal(apart, 1.0, (n, c, side, side)), bf16), bf16)
     given = [values, *(draw.uniform(0.5, 2.0, c).astype(np.float32) for _ in w)]
     exact = BatchNormTrain(1e-5, 0.1).reference(*(a.astype(np.float64) for a in given))
     one = OnePassNorms().apply(g, Log())

@@ -241,7 +241,8 @@ class CudaProgram(Program):
         self._changed, end = tuple(inputs), self._filled
         self._filled -= len(inputs)
         types = self.outputs[self._filled : end]
-        self._new = write_back.Room(tuple(int(t.size) * t.dtype.bytes for t in types))
+        sizes = (int(D.evaluate(t.size, {})) * t.dtype.bytes for t in types)
+        self._new = write_back.Room(tuple(sizes))
         return True
 
     def _said(self) -> list[int] | None:
