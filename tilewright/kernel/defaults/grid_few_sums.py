@@ -28,7 +28,7 @@ from tilewright.kernel.steps.vectorize import Vectorize
 WARPS = 4  # of a block
 THREADS = 256  # of a block that has one vector of results
 BESIDE = 8  # vectors of a thread that are on their way at a time
-RESIDENT = 4  # blocks of a multiprocessor that there are registers for
+RESIDENT = 4  # blocks of so many warps on a multiprocessor: there are registers for these
 SHORTEST, LONGEST = 128, 2048  # steps of a sum: threads have work, and one warp is done soon
 
 
@@ -95,7 +95,8 @@ def schedule_few_sums(s: Scheduler) -> bool:
     s.do(Split(at, warps))
     s.do(Bind(f"{at}.0", "block.x"))
     s.do(Bind(f"{at}.1", "thread.y"))
-    s.do(Pragma(f"{at}.0", "resident", RESIDENT))
+    resident = max(1, RESIDENT * WARPS * warp // (share * warps))
+    s.do(Pragma(f"{at}.0", "resident", resident if share > warp else RESIDENT))
     s.do(Synchronise())
     return True
 
