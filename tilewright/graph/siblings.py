@@ -69,8 +69,8 @@ class Siblings:
         found: dict[Hashable, Region] = {}
         for region in self.regions.live():
             small = prod(map(guess, region.domain)) <= SMALL
-            if region.kind != "map" or region.ancestors or not small:
-                continue
+            if region.kind != "map" or region.ancestors or region.used or not small:
+                continue  # others may compute what they read
             first = found.setdefault(region.domain, region)
             if first is not region and too_large(first, region) is None:
                 unite(region, first)
