@@ -240,11 +240,13 @@ class CudaProgram(Program):
         if self.dims or self.tasks is not None or not 0 < len(inputs) <= write_back.MOST:
             return False
         assert not self._rooms
-        self._changed, end = tuple(inputs), self._filled
-        self._filled -= len(inputs)
-        types = self.outputs[self._filled : end]
+        first = self._filled - len(inputs)
+        types = self.outputs[first : self._filled]
         sizes = (int(D.evaluate(t.size, {})) * t.dtype.bytes for t in types)
-        self._new = write_back.Room(tuple(sizes))
+        new = write_back.Room(tuple(sizes))
+        if new.size > write_back.MOST_BYTES:
+            return False
+        self._changed, self._new, self._filled = tuple(inputs), new, first
         return True
 
     def _said(self) -> list[int] | None:

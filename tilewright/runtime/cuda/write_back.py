@@ -15,6 +15,7 @@ NAME = "tw_write_back"
 THREADS = 256
 MOST_BLOCKS = 256  # for one argument
 MOST = 400  # arguments: a kernel takes 4 KiB of parameters
+MOST_BYTES = 64 << 20  # of new values: a stream keeps the memory for them
 _UNITS = {16: "<4 x i32>", 8: "i64", 4: "i32", 2: "i16", 1: "i8"}  # what is copied at a time
 
 
