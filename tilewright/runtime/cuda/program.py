@@ -108,7 +108,7 @@ class _Shape:
 
     plan: Plan
     cells: int  # where in the arena checks leave what they find
-    new: int  # and where new values of arguments are
+    new: int = 0  # and where new values of arguments are
     calls: int = 0
     graphs: list[_Graph] = field(default_factory=list)  # the one that was used last is the first
     # By the number of an address: which launches use it, and where.
