@@ -12,6 +12,8 @@ import pytest
 # Each worker process has one of its own.
 _cache = tempfile.TemporaryDirectory(prefix="tilewright-tests-")
 os.environ["TILEWRIGHT_CACHE_DIR"] = _cache.name
+# Dynamo would look for garbage after each trace.
+os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"
 # Some dozens of processes import the source tree: as an installed package, with bytecode files.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 sys.dont_write_bytecode = False

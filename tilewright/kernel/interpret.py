@@ -392,7 +392,9 @@ class Machine:
         n = self._points(env)
         ev = _Reader(self, s.stage, env)
         b = self.nest.buffer(s.buffer)
-        v = as_dtype(np.broadcast_to(ev(s.value), (n,)), b.dtype)
+        v = as_dtype(ev(s.value), b.dtype)
+        if v.shape != (n,):
+            v = np.broadcast_to(v, (n,))
         cells = self._cells(s.stage, s.buffer, s.index, ev, n)
         if self.race is not None:
             self.race.write(s.buffer, lambda: _cell_text(s.buffer, s.index), cells, env)
@@ -556,6 +558,10 @@ class _Race:
             self.reads.setdefault(name, []).append((what, self._pairs(cells, env, mask)))
 
     def _pairs(self, cells: Any, env: Env, mask: Any) -> np.ndarray:
+        if mask is True and not isinstance(env[self.loop], np.ndarray):
+            out = np.empty((np.size(cells), 2), np.int64)
+            out[:, 0], out[:, 1] = np.ravel(cells), env[self.loop]
+            return out
         c, it, m = np.broadcast_arrays(cells, env[self.loop], mask)
         return np.stack([c[m], it[m]], axis=-1).reshape(-1, 2)
 
