@@ -192,7 +192,9 @@ class Turn:
 
 @dataclass(frozen=True)
 class Await:
-    """What comes before needs nothing of earlier launches: a task waits for those here."""
+    """A task waits here for earlier launches. Inputs `fetched` come to the cache meanwhile."""
+
+    fetched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -264,8 +266,7 @@ Fence = Union[Barrier, Commit, Wait, Acquire, Release, Turn, Await]
 Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
 # What orders the threads of a block, and computes nothing.
 FENCES = (Barrier, Commit, Wait, Acquire, Release, Turn, Await)
-# What steps do not move anything across.
-BRANCHES = (If, While, Atomic, Report)
+BRANCHES = (If, While, Atomic, Report)  # what steps do not move anything across
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def line_text(s: Stmt) -> str:
     if isinstance(s, Turn):
         return "pass turn" if s.passes else "turn"
     if isinstance(s, Await):
-        return "await"
+        return " ".join(("await", *s.fetched))
     if isinstance(s, Prefetch):
         extra = [("lines", s.lines), ("level", s.level)]
         return f"prefetch {value_text(s.load)}" + "".join(f" {x} {k}" for x, k in extra if k > 1)
@@ -442,8 +442,8 @@ def _read_body(
             out.append(Acquire(int(rest)) if word == "acquire" else Release(int(rest)))
         elif line in ("turn", "pass turn"):
             out.append(Turn(word == "pass"))
-        elif line == "await":
-            out.append(Await())
+        elif word == "await":
+            out.append(Await(tuple(rest.split())))
         elif word == "prefetch":
             at, _, level = rest.partition(" level ")
             at, _, many = at.partition(" lines ")

@@ -207,6 +207,7 @@ class Session:
         given = self.options
         options = Options(
             passes=self._passes(),
+            optimize=given.optimize,
             precision=given.precision,
             round_between=given.round_between,
             schedules=given.schedules,
