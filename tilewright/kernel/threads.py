@@ -160,7 +160,7 @@ def combined(body: tuple[Stmt, ...]) -> list[Combined]:
     for s, p in walk(body):
         if isinstance(s, Alloc):
             inside[s.buffer] = len(p)
-        elif isinstance(s, Store) and s.combine is not None:
+        elif isinstance(s, Store) and s.combine is not None and not s.atomic:
             along = set().union(*(D.symbols(i) for i in s.index))
             around = p[inside.get(s.buffer, 0) :]
             over = tuple(q for q in around if q.kind in THREADS and q.var not in along)
@@ -318,15 +318,16 @@ def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
         own = [r for v in own_values(x) for r in loads(v)]
         found = [Access(str(r.source), r.index, False, False, stage, t, loops=around) for r in own]
         if isinstance(x, Store):
-            red = x.combine is not None
-            late = x.asynchronous
-            found.append(Access(x.buffer, x.index, True, red, stage, t, late, loops=around))
+            red, order = x.combine is not None and not x.atomic, "relaxed" if x.atomic else ""
+            late, index = x.asynchronous, x.index
+            found.append(
+                Access(x.buffer, index, True, red, stage, t, late, order=order, loops=around)
+            )
             owners = _owners(n, p)
             found = [_by_owner(a, owners[a.buffer]) if a.buffer in owners else a for a in found]
         elif isinstance(x, Atomic):
-            order = x.order
             found.append(
-                Access(x.buffer, x.index, True, False, stage, t, order=order, loops=around)
+                Access(x.buffer, x.index, True, False, stage, t, order=x.order, loops=around)
             )
             if x.result is not None:
                 found.append(Access(*x.result, True, False, stage, t, loops=around))

@@ -37,7 +37,6 @@ from tilewright.kernel.nest import (
     Report,
     Stmt,
     Store,
-    Turn,
     Wait,
     While,
     mentions,
@@ -65,7 +64,6 @@ from tilewright.llvm.positions import Positions
 from tilewright.llvm.scalars import memory_type, register_type
 from tilewright.llvm.shared_memory import Shared, bytes_of, check_lanes
 from tilewright.llvm.tile_fences import TileFences
-from tilewright.llvm.turns import Turns
 from tilewright.llvm.writer import Metadata
 
 # Bytes of one thread's own buffer; beyond this it is no use of a GPU.
@@ -322,7 +320,6 @@ class _Thread:
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
         self.fences = TileFences(self.w, m.launch, self.bulk.tiles_of_threads())
-        self.turns = Turns(self.w, self.positions, m.launch, m.threads)
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
         self.in_order = _begun_early(m.launch)
 
@@ -358,12 +355,12 @@ class _Thread:
     def run(self, body: tuple[Stmt, ...]) -> None:
         """What the threads do; next to them, the producer of a loop with roles."""
         if not self.roles:
-            self._threads(body)
+            self.body.block(body)
             return
         z = self.positions.short("thread.z")
         mine = self.w.put(f"icmp eq i32 {z}, {self.threads[2]}")
         with_copies = partial(self.bulk.produce, producer(body))
-        threads = partial(self._threads, consumers(body))
+        threads = partial(self.body.block, consumers(body))
         if not self.registers:
             self.w.branch(mine, with_copies, threads)
             return
@@ -377,11 +374,6 @@ class _Thread:
             threads()
 
         self.w.branch(self.w.put(f"icmp uge i32 {z}, {self.threads[2]}"), others, own)
-
-    def _threads(self, body: tuple[Stmt, ...]) -> None:
-        self.turns.begin()
-        self.body.block(body)
-        self.turns.end()
 
     def _registers(self, more: str, count: int) -> None:
         text = f"setmaxnreg.{more}.sync.aligned.u32 {count};"
@@ -562,8 +554,6 @@ class _Thread:
             self.bulk.acquire(s.versions)
         elif isinstance(s, Release):
             self.bulk.release(s.pending)
-        elif isinstance(s, Turn):
-            self.turns.take(s)
         elif isinstance(s, Await):
             self.awaiting.wait(s)
             if self.awaiting.task:

@@ -16,79 +16,61 @@ from tilewright.ops.views import Concat, Slice
 from tilewright.superopt.applied import fits, ranked, sizes_of
 from tilewright.superopt.classes import Classes
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree
+from tilewright.superopt.vocabulary import Instance
 
 MOST = 16  # operators that become one
 
 
 @dataclass(frozen=True)
 class Merge:
-    """An equality of that form, and which of the two operands is shared."""
+    """An equality of that form: which of the two operands is shared, and its leaves."""
 
     equality: Equality
-    shared: int
+    operator: str
+    at: int
+    shared: Leaf
+    first: Leaf
+    second: Leaf
 
     @staticmethod
     def of(e: Equality) -> Merge | None:
         match e.left, e.right:
             case (
-                Term(operands=(Term(operands=(Leaf() as x, Leaf() as y)) as f, Term() as g)) as c,
-                Term(operands=operands),
-            ) if c.instance.name == "concat" and f.instance == g.instance == e.right.instance:
-                for k, shared in enumerate((x, y)):
-                    other = operands[1 - k]
-                    if (
-                        operands[k] == shared == g.operands[k]
-                        and isinstance(other, Term)
-                        and other.instance.name == "concat"
-                        and other.operands == (f.operands[1 - k], g.operands[1 - k])
-                        and len(set(e.leaves)) == 3
-                    ):
-                        return Merge(e, k)
+                Term(Instance("concat"), (Term(f, (Leaf() as a, Leaf() as b)), Term(g, others))),
+                Term(h, operands),
+            ) if f == g == h and len(others) == 2 and len(e.leaves) == 3:
+                for at, (shared, own) in enumerate(((a, b), (b, a))):
+                    second, together = others[1 - at], operands[1 - at]
+                    alike = others[at] == shared == operands[at] and isinstance(second, Leaf)
+                    match together:
+                        case Term(Instance("concat"), parts) if alike and parts == (own, second):
+                            assert isinstance(second, Leaf)
+                            return Merge(e, f.name, at, shared, own, second)
         return None
 
     def apply(self, members: list[Node]) -> list[tuple[Node, Node]]:
         """Each of the operators with the slice that it equals; none where the equality does not
         hold of their ranks."""
-        first = members[0]
-        f, parts = self._term(), [m.inputs[1 - self.shared] for m in members]
-        leaf = {f.operands[self.shared]: first.inputs[self.shared]}
-        leaf[f.operands[1 - self.shared]] = parts[0]
-        leaf[self._other()] = parts[1]
-        ranks = (leaf[x].rank - len(x.kind) for x in self.equality.leaves)
-        e = ranked(self.equality, tuple(ranks))
-        if e is None:
+        first, parts = members[0], [m.inputs[1 - self.at] for m in members]
+        bound = {self.shared: first.inputs[self.at], self.first: parts[0], self.second: parts[1]}
+        e = ranked(self.equality, tuple(bound[x].rank - len(x.kind) for x in self.equality.leaves))
+        sizes = sizes_of(e, {x.name: n for x, n in bound.items()}) if e is not None else None
+        if e is None or sizes is None:
             return []
-        sizes = sizes_of(e, {x.name: n for x, n in leaf.items()})
-        if sizes is None:
+        beside, whole = e.left, e.right
+        assert isinstance(beside, Term) and isinstance(whole, Term)
+        if not fits(beside.operands[0], iter((first,)), sizes):
             return []
-        outside, inside = e.left, e.right
-        assert isinstance(outside, Term) and isinstance(inside, Term)
-        own, joined = outside.operands[0], inside.operands[1 - self.shared]
-        if not fits(own, iter((first,)), sizes):
-            return []
-        together = node(Concat(_axis(joined)), *parts)
-        operands = [first.inputs[self.shared], together]
-        whole = node(first.op, *(operands if self.shared == 0 else operands[::-1]))
-        axis = _axis(outside)
-        start: Dim = 0
+        operands = [node(Concat(_axis(whole.operands[1 - self.at])), *parts)]
+        operands.insert(self.at, first.inputs[self.at])
+        made, axis = node(first.op, *operands), _axis(beside)
         out: list[tuple[Node, Node]] = []
+        start: Dim = 0
         for m in members:
             stop = start + m.shape[axis]
-            out.append((m, node(Slice(axis, start, stop), whole)))
+            out.append((m, node(Slice(axis, start, stop), made)))
             start = stop
         return out
-
-    def _term(self) -> Term:
-        assert isinstance(self.equality.left, Term)
-        f = self.equality.left.operands[0]
-        assert isinstance(f, Term)
-        return f
-
-    def _other(self) -> Tree:
-        assert isinstance(self.equality.left, Term)
-        g = self.equality.left.operands[1]
-        assert isinstance(g, Term)
-        return g.operands[1 - self.shared]
 
 
 def _axis(t: Tree) -> int:
@@ -107,12 +89,12 @@ def merged(
     before the program runs: those are put together once."""
     by_name: dict[str, list[Merge]] = {}
     for r in rules:
-        by_name.setdefault(r._term().instance.name, []).append(r)
+        by_name.setdefault(r.operator, []).append(r)
     families: dict[tuple[Merge, Node, object], dict[Node, Node]] = {}
     for leader in classes:
         for m in classes.members(leader):
             for rule in by_name.get(m.op.name, ()):
-                shared, own = m.inputs[rule.shared], m.inputs[1 - rule.shared]
+                shared, own = m.inputs[rule.at], m.inputs[1 - rule.at]
                 if own in constant and shared not in constant:
                     key = rule, shared, (m.op, own.rank, own.dtype)
                     families.setdefault(key, {}).setdefault(own, m)
