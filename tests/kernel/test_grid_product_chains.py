@@ -36,6 +36,7 @@ from tilewright.kernel.nest import (
     Barrier,
     Loop,
     Nest,
+    Stmt,
     Store,
     Wait,
     transform,
