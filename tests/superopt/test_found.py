@@ -10,6 +10,7 @@ import pytest
 from tilewright import ops, targets
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
+from tilewright.driver.cli import main
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Input, Node, input, topological
 from tilewright.ir.passes import parse_passes
@@ -107,6 +108,17 @@ def test_found(build: object) -> None:
 def test_the_rules_that_come_with_the_compiler() -> None:
     assert len(mined_rules()) > 40 and len(searched_rules()) > 100
     assert {(m.operator, m.at) for m in searched_merges()} == {("matmul", 0), ("matmul", 1)}
+
+
+def test_proofs_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    (name,) = (n for n, e in mined_rules().items() if str(e).startswith("matmul(matmul("))
+    assert main(["prove", name]) == 0
+    said = capsys.readouterr().out
+    assert "of w1[i0,Σ0] · w2[Σ0,Σ1] · w3[Σ1,i1]" in said and "1 proved" in said
+    assert (
+        main(["prove", "div-into-matmul"]) == 0 and "div(1 ; 1 s[0,i2])" in capsys.readouterr().out
+    )
+    assert main(["prove", "nonsense"]) == 2
 
 
 def test_a_search_is_repeatable() -> None:

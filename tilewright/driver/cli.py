@@ -1,4 +1,4 @@
-"""The command line: `tilewright demo | compile | run | bench | explain | rules | mine | passes`."""
+"""The command line: `tilewright demo | compile | run | bench | explain | prove | mine | passes`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def argument_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, do: Callable[..., int], about: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=about, description=about)
+        others = ["rules"] if name == "prove" else []
+        made = commands.add_parser(name, aliases=others, help=about, description=about)
         made.set_defaults(do=do)
         return made
 
@@ -99,7 +100,7 @@ def argument_parser() -> argparse.ArgumentParser:
         if name == "explain":
             made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
             made.add_argument("--form", choices=KERNEL_FORMS, help="of that kernel (all)")
-    listed = command("rules", _rules, "prove the rewrite rules, and say which are only tested")
+    listed = command("prove", _rules, "prove the rewrite rules, and say which are only tested")
     listed.add_argument("name", nargs="*", help="of rules, such as add-0 or 'slice-*' (all)")
     listed.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     mined = command("mine", _mine, "find rewrite rules by enumeration, and prove them")

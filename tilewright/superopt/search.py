@@ -25,22 +25,23 @@ from tilewright.superopt.terms import Equality
 
 
 @cache
-def mined_rules() -> tuple[Equality, ...]:
-    """The rules of all files that come with the compiler."""
-    return tuple(dict.fromkeys(e for path in sorted(FOLDER.glob("*.json")) for e in read(path)))
+def mined_rules() -> dict[str, Equality]:
+    """The rules of all files that come with the compiler, by the file and their place in it."""
+    files = sorted(FOLDER.glob("*.json"))
+    return {f"{path.stem}-{k}": e for path in files for k, e in enumerate(read(path))}
 
 
 @cache
 def searched_rules() -> tuple[Rule, ...]:
     """Mined rules in both directions, and those written by hand."""
-    mined = (r for k, e in enumerate(mined_rules()) for r in rules_of(e, f"mined {k}"))
+    mined = (r for name, e in mined_rules().items() for r in rules_of(e, name))
     by_hand = (r for rs in rewrites.rules("rounding").by_root.values() for r in rs)
     return (*mined, *by_hand)
 
 
 @cache
 def searched_merges() -> tuple[Merge, ...]:
-    return tuple(merges(mined_rules()))
+    return tuple(merges(mined_rules().values()))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class Way:
 
 PLAIN = Way()
 # Where one block of threads has a multiprocessor: that of the rules, then others for a clock.
-ALONE = (Way(3, 2), Way(3, 2, walks=True))
+ALONE = (Way(3, 2, walks=True), Way(3, 2))
 WAY: Way | None = None  # the only one, to measure it
 
 

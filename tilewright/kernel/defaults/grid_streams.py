@@ -40,9 +40,8 @@ from tilewright.kernel.steps.vectorize import Vectorize
 
 WARPS = (8, 4)  # of a block: as many as leave room for so many turns of copies
 TURNS = 3
-# Blocks of a multiprocessor. While one waits for the launch before its own, or ends, the copies of
-# the other are on their way.
-RESIDENT: int = 2
+# Blocks of a multiprocessor: with two, half as much is on its way in each (slower on an H200).
+RESIDENT: int = 1
 LEFT = 8 * 1024  # bytes of shared memory that are left for other things than copies
 SHARE = 64  # elements of a row that a lane has in registers, at most
 MOST_RESULTS = 64  # of a warp
