@@ -12,6 +12,8 @@ import pytest
 # Each worker process has one of its own.
 _cache = tempfile.TemporaryDirectory(prefix="tilewright-tests-")
 os.environ["TILEWRIGHT_CACHE_DIR"] = _cache.name
+# Dynamo would look for garbage after each trace.
+os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"
 # Some dozens of processes import the source tree: as an installed package, with bytecode files.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 sys.dont_write_bytecode = False
@@ -27,9 +29,9 @@ LONG = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Folders of tests are divided among one process more than there are cores, since some tests
-    wait; files and single tests run in this one. `-n` says otherwise, as does `-p no:xdist`;
-    without pytest-xdist there is one process."""
+    """Folders of tests are divided among one process per core: few tests wait, and a further
+    process would import and collect everything once more. Files and single tests run in this one.
+    `-n` says otherwise, as does `-p no:xdist`; without pytest-xdist there is one process."""
     from tilewright.base.machine import usable_cores
 
     option = config.option
@@ -39,7 +41,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     whole = all(os.path.isdir(path) for path in config.args)
     if option.numprocesses is None and option.dist == "no" and whole and not alone:
         os.environ.setdefault("PYTHONHASHSEED", "0")  # sets in names of tests are printed alike
-        option.numprocesses = min(usable_cores() + 1, MOST_WORKERS)
+        option.numprocesses = min(usable_cores(), MOST_WORKERS)
         option.dist = "worksteal"
 
 
@@ -55,10 +57,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    # After every trace Dynamo flushes the processor's caches to time its guards, for a log.
+    if hasattr(guards := sys.modules.get("torch._dynamo.guards"), "profile_guard_manager"):
+        setattr(guards, "profile_guard_manager", lambda *_: 0.0)  # noqa: B010
     # What is imported by now lives as long as the process: the collector need not look at it.
     gc.collect()
     gc.freeze()
     gc.enable()
+    gc.set_threshold(20_000, *gc.get_threshold()[1:])  # compilers make many objects that stay
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +78,11 @@ def fixed_seed() -> Iterator[None]:
     except ImportError:
         yield
         return
-    torch.manual_seed(0)
+    # Not torch.manual_seed: for each kind of device that is not in use yet it keeps the text of the
+    # whole stack, which takes longer than most tests.
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
     yield
 
 

@@ -423,7 +423,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def plot(quick: bool, rounds: int) -> tw.testing.Mark:
-    sizes = (64, 100, 128) if quick else (128, 256, 512, 1024, 2048, 4096)
+    sizes = (64, 100) if quick else (128, 256, 512, 1024, 2048, 4096)
     heads = 2 if quick else 8
     label = f"queries and keys ({heads} heads of 64), forward"
     return curve("attention", "T", sizes, label, lambda T: forward_case(T, heads), rounds)

@@ -95,5 +95,5 @@ def cases(quick: bool) -> list[Case]:
 
 
 def plot(quick: bool, rounds: int) -> tw.testing.Mark:
-    sizes = [1 << k for k in ((10, 12, 14) if quick else range(12, 25, 2))]
+    sizes = [1 << k for k in ((10, 12) if quick else range(12, 25, 2))]
     return curve("dropout", "n", sizes, "elements", case, rounds)

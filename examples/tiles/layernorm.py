@@ -209,7 +209,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def plot(quick: bool, rounds: int) -> tw.testing.Mark:
-    sizes = (64, 100, 256) if quick else (256, 512, 781, 1024, 2048, 4096)
+    sizes = (64, 100) if quick else (256, 512, 781, 1024, 2048, 4096)
     rows = 64 if quick else 4096
     label = f"columns ({rows} rows), forward and backward"
 

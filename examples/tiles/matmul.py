@@ -193,7 +193,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def plot(quick: bool, rounds: int) -> tw.testing.Mark:
-    sizes = (64, 96, 128) if quick else (128, 256, 384, 512, 768, 1024, 1536)
+    sizes = (64, 96) if quick else (128, 256, 384, 512, 768, 1024, 1536)
     kernel = quick_matmul_kernel if quick else cpu_matmul_kernel
     label = "rows = columns = k, float32"
     return curve("matmul", "n", sizes, label, lambda n: case(n, torch.float32, kernel, ""), rounds)

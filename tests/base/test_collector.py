@@ -49,3 +49,22 @@ def test_what_the_user_froze_stays_frozen() -> None:
     before = gc.get_freeze_count()
     assert made_inside() < 2
     assert 0 < before <= gc.get_freeze_count() + 100
+
+
+def test_frozen_objects_are_counted_once_until_a_full_collection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted, count = [], gc.get_freeze_count
+
+    def watched() -> int:
+        counted.append(count())
+        return counted[-1]
+
+    gc.freeze()
+    monkeypatch.setattr(gc, "get_freeze_count", watched)
+    for times in (1, 2):
+        gc.collect()
+        for _ in range(3):
+            with garbage_waits():
+                pass
+        assert len(counted) == times

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tests.gpu.replays import replays
 from tilewright import ops, targets
 from tilewright.base.events import Log
 from tilewright.driver.program.default_passes import passes as default_passes
@@ -14,9 +15,8 @@ from tilewright.ir import passes
 from tilewright.ir.node import Graph, Input, Node, input
 from tilewright.ir.types import DTYPES, TensorType, from_memory, to_memory
 from tilewright.kernel.group import Group, build_group
-from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import default_schedule
-from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.targets import nvptx
 
 
@@ -65,9 +65,7 @@ class Attention:
         target = nvptx.with_numbers(targets.get(self.target), multiprocessors=multiprocessors)
         g = self.group()
         trace, nest = default_schedule(g, target)
-        text = print_trace(trace)
-        assert "Components" in text, f"{self} is not scheduled as a chain"
-        assert apply(start(g), parse_trace(text)) == nest
+        assert "Components" in replays(g, trace, nest), f"{self} is not scheduled as a chain"
         return nest
 
     def arguments(self) -> dict[str, np.ndarray]:

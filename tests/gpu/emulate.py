@@ -446,7 +446,7 @@ class Loaded:
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
         self.threads = Threads()
-        image = compile_object(for_processor(kernels.text), targets.host())
+        image = compile_object(for_processor(kernels.text), targets.host(), quick=True)
         symbols = self.threads.symbols()
         most = max(x.cluster for x in kernels.launches)
         self.libraries = [Library([image], symbols) for _ in range(most)]

@@ -3,9 +3,11 @@ call."""
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -165,10 +167,16 @@ def training(
             loss_of(f(*given)).backward()
             # What the loss does not use has no gradient in eager, and zeros where it is compiled.
             grads.append([_gradient(p) for p in m.parameters()])
-        for theirs, ours, want in zip(*grads, strict=True):
-            scale = want.abs().max()
-            allowed = 2 * (theirs - want).abs().max() + 4 * torch.finfo(torch.bfloat16).eps * scale
-            worst = max(worst, float((ours - want).abs().max() / (allowed + 1e-12)))
+        # Weight and bias of a layer are judged by the larger of their gradients: that of the bias
+        # of attention's keys is 0, and what is computed of it are rounding errors.
+        owners = [name.rpartition(".")[0] for name, _ in module.named_parameters()]
+        scales: dict[str, float] = {}
+        for owner, want in zip(owners, grads[2], strict=True):
+            scales[owner] = max(scales.get(owner, 0.0), float(want.abs().max()))
+        for owner, theirs, ours, want in zip(owners, *grads, strict=True):
+            units = 4 * torch.finfo(torch.bfloat16).eps * scales[owner]
+            allowed = 2 * float((theirs - want).abs().max()) + units
+            worst = max(worst, float((ours - want).abs().max()) / (allowed + 1e-12))
 
         def step(f: Callable[..., Any]) -> Callable[[], object]:
             def run() -> None:
@@ -177,13 +185,33 @@ def training(
 
             return run
 
-        contenders = {"ours": [step(fast)], "eager": [step(module)]}
+        contenders = {"ours": step(fast), "eager": step(module)}
         if inductor:
-            contenders["inductor"] = [step(torch.compile(module, mode="reduce-overhead"))]
-        t = medians(contenders, 10)
+            contenders["inductor"] = step(torch.compile(module, mode="reduce-overhead"))
+        t = in_a_row(contenders)
     assert worst <= 1, f"the error of a gradient is {worst:.2f} of what is allowed"
     found = {"us": t["ours"] * 1e6, "eager": t["eager"] / t["ours"], "error": worst}
     return {**found, **({"inductor": t["inductor"] / t["ours"]} if inductor else {})}
+
+
+def in_a_row(
+    contenders: Mapping[str, Callable[[], object]], steps: int = 8, rounds: int = 5
+) -> dict[str, float]:
+    """Seconds of a step, of several in a row, as training has them: the median of some rounds in
+    which contenders take turns. The first steps of a round, which find memory used by others, do
+    not count."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, step in contenders.items():
+            for _ in range(6):
+                step()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(steps):
+                step()
+            torch.cuda.synchronize()
+            found[name].append((time.perf_counter() - began) / steps)
+    return {name: statistics.median(x) for name, x in found.items()}
 
 
 def _gradient(p: torch.Tensor) -> torch.Tensor:
@@ -191,8 +219,9 @@ def _gradient(p: torch.Tensor) -> torch.Tensor:
 
 
 def loss_of(results: Any) -> torch.Tensor:
+    """No mean of squares: behind a norm that is constant, and its gradient rounding errors."""
     x = results[0] if isinstance(results, (tuple, list)) else results
-    return x.float().square().mean()
+    return x.float().square().square().mean()
 
 
 def bert_step(on: torch.device, batch: int = 16) -> tuple[nn.Module, tuple[Any, ...]]:

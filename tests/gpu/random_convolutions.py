@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.generators import checked
 from tests.gpu import emulate
+from tests.gpu.replays import replays
 from tests.graph.build import arg, build, graph, weight
 from tilewright import targets
 from tilewright.base.events import Log
@@ -22,9 +23,8 @@ from tilewright.kernel.banks import Turns
 from tilewright.kernel.check import verify
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import run_group
-from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import default_schedule
-from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.targets import nvptx
 
 
@@ -89,7 +89,7 @@ def scheduled(g: Group, multiprocessors: int = 1, name: str = "cuda:90") -> Nest
     """By the default schedule for a GPU with so many multiprocessors."""
     target = nvptx.with_numbers(targets.get(name), multiprocessors=multiprocessors)
     trace, nest = default_schedule(g, target)
-    assert apply(start(g), parse_trace(print_trace(trace))) == nest
+    replays(g, trace, nest)
     return nest
 
 

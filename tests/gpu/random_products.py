@@ -10,15 +10,15 @@ import numpy as np
 
 from tests.generators import checked
 from tests.gpu import emulate
+from tests.gpu.replays import replays
 from tilewright import targets
 from tilewright.kernel import simt
 from tilewright.kernel.banks import Turns
 from tilewright.kernel.check import verify
 from tilewright.kernel.group import Group
 from tilewright.kernel.interpret import run_group
-from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import default_schedule
-from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.text import parse_group
 from tilewright.targets import nvptx
 
@@ -74,8 +74,8 @@ group product
         target = nvptx.with_numbers(targets.get(name), multiprocessors=multiprocessors)
         trace, nest = default_schedule(self.group(), target)
         by = "Pipeline" if self.dtype == "f32" else "mma"
-        assert by in print_trace(trace), f"{self} is not multiplied in tiles"
-        assert apply(start(self.group()), parse_trace(print_trace(trace))) == nest
+        text = replays(self.group(), trace, nest)
+        assert by in text, f"{self} is not multiplied in tiles"
         return nest
 
 

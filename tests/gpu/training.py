@@ -1,10 +1,12 @@
 """The launches of a training step, the slowest first, with what they cost at least:
 
     python -m tests.gpu.training bert resnet50          # on a GPU: measured beside the floor
+    python -m tests.gpu.training bert --times           # steps in milliseconds, beside peers
     python -m tests.gpu.training bert --layers 1 --without   # no GPU: estimates from the loops
 
-Forward and backward are those of the checks `training …` of tests.gpu. Each launch is timed where
-it stands in a step, on the memory that it has there. Then what the host does in a step is counted.
+Forward and backward are those of the checks `training …` of tests.gpu. Times of launches are those
+of torch's profiler, inside of the CUDA graphs of a step. Then what the host does in a step is
+counted: a forward and a backward pass are each one graph that is launched.
 """
 
 from __future__ import annotations
@@ -12,15 +14,17 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from statistics import median
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from tests.gpu.fake import FakeLibrary, on_fake_gpu
@@ -39,16 +43,16 @@ from tilewright.kernel.text import parse_group
 from tilewright.runtime.cuda import program
 from tilewright.runtime.cuda.device import describe
 from tilewright.runtime.cuda.driver import Driver, available
-from tilewright.runtime.cuda.image import Work
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.module import Launcher
-from tilewright.runtime.cuda.plan import Planned, PlannedCall
 from tilewright.runtime.cuda.program import CudaProgram
 from tilewright.runtime.cuda.replay import Replay
-from tilewright.runtime.cuda.stream import Event
 from tilewright.runtime.program_data import KernelInfo
 
-REPEATED = 5  # launches of one kind, of which the mean is taken
+PARTS = ("zero_grad", "forward", "backward", "optimizer")
+ROUNDS = 20
+RANGES = ("Compiled", "Torch-Compiled", "Activity", "autograd::", "aten::")  # not kernels
+STEPS = 3  # of which the mean is taken
 MODELS = {"bert": bert_step, "resnet50": convolutions_step}
 
 
@@ -102,14 +106,16 @@ def _library(group: str, target: Target) -> str:
     return "library"
 
 
-def rows(made: CudaProgram, measured: dict[str, list[float]] | None) -> Iterator[Row]:
-    """Of a program. Measured times are by kernel and number of the launch in it."""
+def rows(made: CudaProgram, measured: Mapping[str, Sequence[float]]) -> Iterator[Row]:
+    """Of a program. Measured times are by names of launches."""
     for k in made.kernels:
+        image = made.code.images[k.symbol]
+        names = [*("" for _ in image.calls), *(x.symbol for x in image.launches)]
         found = _costs(k.group, k.trace, made.data.target)
         name = made.details.graph.name if made.details.graph is not None else ""
         for n, c in enumerate(found):
             part = f" {n + 1}/{len(found)}" if len(found) > 1 else ""
-            times = (measured or {}).get(f"{k.symbol} {n}")
+            times = measured.get(names[n] if n < len(names) else "")
             each = sum(times) / len(times) if times else None
             able = _library(k.group, made.data.target)
             yield Row(name, _title(k), part, k.calls, c, able, each)
@@ -119,62 +125,20 @@ def _title(k: KernelInfo) -> str:
     return f"{k.symbol} {k.name}"
 
 
-class Timed:
-    """Programs that time each launch where it stands, in place of replaying a graph."""
-
-    def __init__(self) -> None:
-        self.found: dict[int, dict[str, list[float]]] = {}
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        timed = self
-
-        def run(p: CudaProgram, bound: Any, others: Any, outputs: Any, dims: Any, s: int) -> None:
-            room = p._rooms.get(s) or p._new_room(s)
-            shape = p._shape(room, dims)
-            addresses = p._addresses(room, shape, bound, others, outputs)
-            timed._actions(p, shape.plan.straight or (), addresses, s)
-
-        with pytest.MonkeyPatch.context() as m:
-            m.setattr(CudaProgram, "_run", run)
-            m.setattr(program._Room, "replayed", lambda *_: False)
-            yield
-
-    def _actions(
-        self, p: CudaProgram, actions: Sequence[Any], addresses: list[int], stream: int
-    ) -> None:
-        found = self.found.setdefault(id(p), {})
-        for place, name in zip(actions, _names(p), strict=False):
-            one = self._one(p, place, addresses, stream)
-            begin, end = Event(p.machine.device), Event(p.machine.device)
-            one()
-            begin.record(stream)
-            for _ in range(REPEATED):
-                one()
-            end.record(stream)
-            found.setdefault(name, []).append(end.since(begin) / REPEATED)
-        for place in actions[len(_names(p)) :]:  # what reports
-            self._one(p, place, addresses, stream)()
-
-    def _one(
-        self, p: CudaProgram, a: Planned | PlannedCall, addresses: list[int], stream: int
-    ) -> Callable[[], None]:
-        values = a.values(addresses)
-        if isinstance(a, Planned):
-            return lambda: a.launcher.again(values, a.blocks, stream)
-        libraries = p.machine.libraries
-        assert libraries is not None
-        return lambda: libraries.run(a.call, values)
-
-
-def _names(p: CudaProgram) -> list[str]:
-    """Of each launch of a program: its kernel, and its number there."""
-    out: list[str] = []
-    for a in p._entries[p.data.entry].actions:
-        assert isinstance(a, Work), "a step branches on data"
-        image = p.code.images[a.symbol]
-        out += [f"{a.symbol} {k}" for k in range(len(image.calls) + len(image.launches))]
-    return out
+def profiled(step: Callable[[], None]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of kernels in a few steps, by their names: ours, and those of libraries."""
+    ours: dict[str, list[float]] = {}
+    others: dict[str, list[float]] = {}
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        for _ in range(STEPS):
+            step()
+        torch.cuda.synchronize()
+    for e in found.events() or ():
+        if e.device_type is DeviceType.CUDA and not e.name.startswith(RANGES):
+            own = e.name.startswith(("k_", "tw_"))
+            took = (ours if own else others).setdefault(e.name, [])
+            took.append(e.time_range.elapsed_us() * 1e-6)
+    return ours, others
 
 
 class Idle(FakeLibrary):
@@ -232,6 +196,7 @@ def counted() -> Iterator[Counter[str]]:
         m.setattr(owner, name, called)
 
     with pytest.MonkeyPatch.context() as m:
+        count(Replay, "alone", "graphs at the addresses of an earlier step")
         count(Replay, "__call__", "graphs")
         count(Replay, "replace", "nodes with other addresses")
         count(Launcher, "again", "single launches")
@@ -276,16 +241,17 @@ def shown(name: str, layers: int, most: int, without: bool) -> None:
             step()
         said = ", ".join(f"{n} {what}" for what, n in calls.most_common(20))
         print(f"  in one step: {said}", flush=True)
-        timed = Timed()
-        if not without:
-            with timed.running():
-                step()
-                step()
+        ours, others = ({}, {}) if without else profiled(step)
     sessions, _ = history_of(fast)
     programs = [p for s in sessions for u in s.units for p in u.programs]
-    whole = [r for p in programs for r in rows(p, timed.found.get(id(p)))]
+    whole = [r for p in programs for r in rows(p, ours)]
+    if ours:
+        each = [sum(map(sum, x.values())) / STEPS * 1e6 for x in (ours, others)]
+        print(
+            f"  our kernels {each[0]:.0f} us of a step, those of libraries and torch {each[1]:.0f}"
+        )
     for p in programs:
-        own = list(rows(p, timed.found.get(id(p))))
+        own = list(rows(p, ours))
         took, least = (sum(r.count * x(r) for r in own) for x in (lambda r: r.each, _floor))
         count = sum(r.count for r in own)
         title = p.details.graph.name
@@ -293,6 +259,63 @@ def shown(name: str, layers: int, most: int, without: bool) -> None:
     print(head(not without))
     for r in sorted(whole, key=lambda r: -r.count * r.each)[:most]:
         print(r, flush=True)
+    for name, found in sorted(others.items(), key=lambda x: -sum(x[1]))[: most // 2]:
+        us = sum(found) / len(found) * 1e6
+        print(f"{sum(found) / STEPS * 1e6:10.1f} {len(found) // STEPS:4d} {us:9.1f}  {name[:100]}")
+
+
+class Steps:
+    """Training steps of a model, and the host's milliseconds of their parts."""
+
+    def __init__(self, name: str, by: str) -> None:
+        torch._dynamo.reset()
+        module, self.inputs = MODELS[name](torch.device("cuda"))
+        self.optimizer = torch.optim.SGD(module.parameters(), 1e-6, fused=True)
+        known: dict[str, dict[str, str]] = {"tilewright": {"backend": by}, "inductor": {}}
+        how = known.get(by, {"mode": by})
+        self.call = module if by == "eager" else torch.compile(module, **how)  # type: ignore[call-overload]
+        self.parts: dict[str, list[float]] = {what: [] for what in PARTS}
+
+    def __call__(self, optimizes: bool) -> None:
+        marks = [time.perf_counter()]
+
+        def mark() -> None:
+            marks.append(time.perf_counter())
+
+        self.optimizer.zero_grad(set_to_none=True)
+        mark()
+        loss = loss_of(self.call(*self.inputs))
+        mark()
+        loss.backward()
+        mark()
+        if optimizes:
+            self.optimizer.step()
+        mark()
+        for what, first, last in zip(PARTS, marks, marks[1:], strict=False):
+            self.parts[what].append((last - first) * 1e3)
+
+    def timed(self, rounds: int, optimizes: bool) -> float:
+        """Milliseconds of a step, of so many that do not wait for each other."""
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(rounds):
+            self(optimizes)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / rounds * 1e3
+
+
+def times(name: str, peers: Sequence[str]) -> None:
+    """Milliseconds of a step: back to back, alone, and of the host for each of its parts."""
+    for by in ("tilewright", *peers):
+        step, found = Steps(name, by), {}
+        for what, optimizes in (("back to back", False), ("with the optimizer", True)):
+            step.timed(8, optimizes)
+            found[what] = step.timed(ROUNDS, optimizes)
+        step.parts = {what: [] for what in PARTS}
+        found["alone"] = median([step.timed(1, True) for _ in range(ROUNDS)])
+        found |= {f"host's {what}": median(x) for what, x in step.parts.items()}
+        said = ", ".join(f"{what} {ms:.2f}" for what, ms in found.items())
+        print(f"{name} by {by}, ms of a step: {said}", flush=True)
 
 
 def _floor(r: Row) -> float:
@@ -305,9 +328,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=0, help="of each list of layers; 0: all")
     parser.add_argument("--rows", type=int, default=40, help="of the table")
     parser.add_argument("--without", action="store_true", help="a GPU: nothing runs")
+    parser.add_argument("--times", action="store_true", help="of whole steps, beside peers")
+    parser.add_argument("--peers", nargs="*", default=["reduce-overhead"], help="for --times")
     given = parser.parse_args()
     for name in given.models:
         torch._dynamo.reset()
+        if given.times:
+            times(name, given.peers)
+            continue
         shown(name, given.layers, given.rows, given.without or not available())
 
 

@@ -14,12 +14,16 @@ from tilewright.graph.fold import split_weights
 from tilewright.graph.fuse import fuse
 from tilewright.graph.merged_products import MergeProducts
 from tilewright.graph.narrow_products import NarrowProducts
+from tilewright.graph.one_pass_norms import OnePassNorms
 from tilewright.ir.interpret import evaluate
-from tilewright.ir.types import DType, bf16, f32
+from tilewright.ir.node import Graph
+from tilewright.ir.operator import outputs_of
+from tilewright.ir.types import DType, bf16, f32, from_memory, to_memory
 from tilewright.kernel.group import build_group
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.schedule import default_schedule
 from tilewright.llvm.grid import emit_kernels
+from tilewright.ops.norms import BatchNormTrain
 from tilewright.targets import get
 
 ODD = {
@@ -164,3 +168,33 @@ def test_products_whose_results_go_on_stay_alone() -> None:
     both = [build.matmul(x, arg(name, 8, 5, dtype=bf16)) for name in ("a", "b")]
     given = graph(*(build.reshape(y, (30,)) for y in both))
     assert MergeProducts(True).apply(given, Log()) is given
+
+
+def test_statistics_of_a_batch_in_one_pass() -> None:
+    """Mean and variance are one kernel, and no worse where the mean is far from zero."""
+    seed = int(np.random.default_rng().integers(1 << 30))
+    print(f"seed {seed}")
+    draw = np.random.default_rng(seed)
+    n, c, side = (int(draw.integers(*x)) for x in ((2, 5), (2, 9), (3, 7)))
+    x, w = arg("x", n, c, side, side, dtype=bf16), [arg(name, c) for name in "wbmv"]
+    found = outputs_of(build.batch_norm_train(x, *w, eps=1e-5, momentum=0.1))
+    g = Graph("norm", (x, *w), found)
+    apart = float(draw.choice([0.0, 3.0, 100.0]))
+    values = from_memory(to_memory(draw.normal(apart, 1.0, (n, c, side, side)), bf16), bf16)
+    given = [values, *(draw.uniform(0.5, 2.0, c).astype(np.float32) for _ in w)]
+    exact = BatchNormTrain(1e-5, 0.1).reference(*(a.astype(np.float64) for a in given))
+    one = OnePassNorms().apply(g, Log())
+    for k, want in enumerate(exact):
+        first, second = (np.abs(evaluate(p, given)[k] - want).max() for p in (g, one))
+        assert second <= 2 * first + 4 * 2.0**-23 * max(1.0, apart) * np.abs(want).max(), k
+    target = get("cuda:90")
+    clusters = fuse(passes(target).run(g, target, Log()), target, Log()).clusters
+    assert [c.kind for c in clusters].count("column") == 1
+
+
+def test_small_maps_of_arguments_are_one_kernel() -> None:
+    counts = [arg(f"n{k}") for k in range(9)]
+    x = arg("x", 300)
+    g = Graph("g", (*counts, x), tuple(build.add(n, 1.0) for n in (*counts, x)))
+    target = get("cuda:90")
+    assert sorted(len(c.outputs) for c in fuse(g, target, Log()).clusters) == [1, 9]

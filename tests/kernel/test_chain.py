@@ -162,8 +162,7 @@ def test_products_with_elementwise_work_between(rows: int, monkeypatch: pytest.M
     judge.native(final)
 
 
-@pytest.mark.parametrize("length", [512, 1024])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("target", "length"), crossed(TARGETS, [512, 1024], 2))
 def test_scores_stay_in_a_block(target: str, length: int) -> None:
     """The scores are a scratch of one block, both contractions are register tiles (of partial sums
     where there are many keys), and what is masked is left out."""

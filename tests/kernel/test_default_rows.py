@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kernel.fuzz import Judge
+from tests.seeds import crossed
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Loop, Nest, Store, start, walk
 from tilewright.kernel.schedule import default_schedule
@@ -151,8 +152,7 @@ def test_lanes_run_along_the_reduced_axis_and_a_short_one(
     judged(group, nest)
 
 
-@pytest.mark.parametrize("most", [False, True])
-@pytest.mark.parametrize("length", [20_480, 20_483])
+@pytest.mark.parametrize(("length", "most"), crossed([20_480, 20_483], [False, True], 2))
 def test_threads_share_a_long_reduction_of_few_rows(length: int, most: bool) -> None:
     group = short(2, length, 3 if not most else 17, most=most)
     _, nest = default_schedule(group, replace(get("arm64"), cores=8))

@@ -137,25 +137,20 @@ def test_copies_by_threads_where_the_copy_engine_cannot(monkeypatch: pytest.Monk
     np.testing.assert_array_equal(got, run_group(p.group(), given)["y"])
 
 
-@pytest.mark.parametrize(
-    ("left_out", "says"),
-    [
-        (Wait(1, products=True), "still reads it"),
-        (Wait(0, products=True), "has not waited for products"),
-        (Wait(1), "is in flight"),
-        (Barrier(), "with no barrier between"),
-    ],
-    ids=str,
-)
-def test_waits_of_products_are_needed(
-    monkeypatch: pytest.MonkeyPatch, left_out: Stmt, says: str
-) -> None:
+def test_waits_of_products_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     p = Product(64, 64, 384, across=(False, False))
     monkeypatch.setattr(grid_group_products, "versions", lambda *_: (2, 1))
     nest = with_tile(monkeypatch, p)
-    bad = replace(nest, body=transform(nest.body, lambda s: () if s == left_out else (s,)))
-    with pytest.raises(RunError, match=says):
-        simt.run(bad, p.arguments())
+    needed: dict[Stmt, str] = {
+        Wait(1, products=True): "still reads it",
+        Wait(0, products=True): "has not waited for products",
+        Wait(1): "is in flight",
+        Barrier(): "with no barrier between",
+    }
+    for left_out, says in needed.items():
+        body = transform(nest.body, lambda s, x=left_out: () if s == x else (s,))
+        with pytest.raises(RunError, match=says):
+            simt.run(replace(nest, body=body), p.arguments())
 
 
 def test_too_little_room_for_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

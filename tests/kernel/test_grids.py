@@ -10,6 +10,7 @@ import pytest
 
 from tests.gpu.assembler import assemble
 from tests.gpu.programs import PROGRAMS, groups, inputs
+from tests.gpu.replays import replays
 from tests.seeds import crossed, drawn
 from tilewright import targets
 from tilewright.base.errors import Refused
@@ -22,7 +23,7 @@ from tilewright.kernel.interpret import run_group
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Alloc, Nest, start
 from tilewright.kernel.schedule import default_schedule
-from tilewright.kernel.step import apply, parse_trace, print_trace
+from tilewright.kernel.step import apply
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.text import nest_text, parse_group
 from tilewright.kernel.threads import launches
@@ -36,7 +37,7 @@ HOW = [((3, 256), f32), ((2, 67), f32), ((3, 256), bf16), ((2, 67), bf16)]
 
 def scheduled(g: Group) -> Nest:
     trace, nest = default_schedule(g, GPU)
-    assert apply(start(g), parse_trace(print_trace(trace))) == nest
+    replays(g, trace, nest)
     verify(nest)
     return nest
 

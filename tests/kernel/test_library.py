@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.gpu.random_products import Product
+from tests.gpu.replays import replays
 from tests.graph.build import arg, build, graph, weight
 from tilewright.base.errors import Refused
 from tilewright.base.events import Log
@@ -48,7 +49,7 @@ def group_of(g: Graph, product: bool = True) -> Group:
 def scheduled(g: Graph | Group) -> tuple[Group, Nest, LibraryCall]:
     group = g if isinstance(g, Group) else group_of(g)
     trace, nest = default_schedule(group, TARGET, LIBRARY)
-    assert apply(start(group), parse_trace(print_trace(trace))) == nest
+    replays(group, trace, nest)
     assert parse_nest(nest_text(nest)) == nest
     (call,) = library_calls(nest)
     return group, nest, call

@@ -11,6 +11,7 @@ import pytest
 import tilewright.kernel.steps  # noqa: F401  (fills STEPS)
 from tests.kernel.examples import MATMUL
 from tests.kernel.native import Native
+from tests.seeds import diagonals
 from tilewright.base.errors import Invalid, Refused
 from tilewright.kernel.check import CheckFailed, verify
 from tilewright.kernel.interpret import RunError
@@ -91,9 +92,9 @@ def agrees(got: dict[str, np.ndarray], args: dict[str, np.ndarray]) -> None:
     np.testing.assert_allclose(got["y"], want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("ahead", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("ahead", "asynchronous", "sizes"), diagonals([1, 2, 3], [False, True], SIZES, step=2)
+)
 def test_a_pipelined_matmul_in_shared_memory(
     ahead: int, asynchronous: bool, sizes: tuple[int, int, int]
 ) -> None:

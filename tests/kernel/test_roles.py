@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -52,6 +53,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(grid_group_products, name, x)
 
 
+@cache
+def one() -> Nest:
+    """With these numbers."""
+    return ONE.nest()
+
+
 def changed(n: Nest, change: Callable[[Stmt], tuple[Stmt, ...]]) -> Nest:
     return replace(n, body=transform(n.body, change))
 
@@ -65,7 +72,7 @@ def instead(a: Stmt, b: Stmt) -> Callable[[Stmt], tuple[Stmt, ...]]:
 
 
 def test_a_loop_with_roles_has_no_barrier_and_is_right() -> None:
-    nest = ONE.nest()
+    nest = one()
     loop = role_loop(nest.body)
     assert loop is not None and isinstance(loop.body[0], Acquire)
     assert not any(isinstance(s, Barrier) for s, _ in walk(loop.body))
@@ -74,7 +81,7 @@ def test_a_loop_with_roles_has_no_barrier_and_is_right() -> None:
 
 
 def test_unaligned_arguments_are_copied_by_the_producer() -> None:
-    given, nest = ONE.arguments(), ONE.nest()
+    given, nest = ONE.arguments(), one()
     want = simt.run(nest, given)["y"]
     assert (emulate.run(nest, given, target=GPU, alignment=2)["y"] == want).all()
 
@@ -92,7 +99,7 @@ def test_unaligned_arguments_are_copied_by_the_producer() -> None:
     ],
 )
 def test_planted_faults_are_found(fault: Callable[[Stmt], tuple[Stmt, ...]]) -> None:
-    nest = changed(ONE.nest(), fault)
+    nest = changed(one(), fault)
     with pytest.raises(RunError, match=r"in flight|still reads|nothing goes on|barrier|waits"):
         simt.run(nest, ONE.arguments())
 
@@ -111,7 +118,7 @@ def test_what_is_no_loop_with_roles(
     fault: Callable[[Stmt], tuple[Stmt, ...]], message: str
 ) -> None:
     with pytest.raises(Exception, match=message):
-        verify(changed(ONE.nest(), fault))
+        verify(changed(one(), fault))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.native import Native
+from tests.seeds import crossed
 from tilewright.base.errors import Invalid, Refused
 from tilewright.kernel.interpret import run
 from tilewright.kernel.legal import legalise
@@ -68,8 +69,7 @@ def test_deleting_a_step_changes_the_emitted_loops(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(("name", "machine"), crossed(EXAMPLES, MACHINES, 3))
 def test_objects_for_other_machines(name: str, machine: str) -> None:
     target = get(machine)
     _, nest = default_schedule(EXAMPLES[name].group, target)

@@ -99,16 +99,14 @@ def test_casts_round_to_nearest(name: str) -> None:
     np.testing.assert_array_equal(np.signbit(got[small]), np.signbit(own[small]))
 
 
-@pytest.mark.parametrize("source", ["f16", "bf16", "f64"])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("name", "source"), crossed(FORMS, ["f16", "bf16", "f64"], 3))
 def test_casts_from_other_floats(name: str, source: str) -> None:
     x = as_dtype(floats_to_round(name)[: 1 << 17 : 3], DTYPES[source])
     got, own = both(f"cast<{name}>(a@)", name, a=(x, source))
     np.testing.assert_array_equal(got, own)
 
 
-@pytest.mark.parametrize("name", [*FORMS, "bf16", "f16"])
-@pytest.mark.parametrize("source", ["f32", "f64"])
+@pytest.mark.parametrize(("name", "source"), crossed([*FORMS, "bf16", "f16"], ["f32", "f64"], 2))
 def test_casts_toward_zero(name: str, source: str) -> None:
     d = DTYPES[name]
     x = floats_to_round(name if name in FORMS else "f8e5m2")

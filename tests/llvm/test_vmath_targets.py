@@ -58,7 +58,9 @@ def module_text(machine: Machine) -> str:
     return "\n".join([*sorted(declared), *parts.values(), *callers])
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow if x == "avx2" else ()) for x in MACHINES]
+)
 def test_compiles_without_calls_to_a_library(name: str) -> None:
     machine = MACHINES[name]
     module = llvm.parse_assembly(module_text(machine))

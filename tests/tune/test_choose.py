@@ -126,7 +126,7 @@ def test_steps_that_candidates_share_are_applied_once(monkeypatch: pytest.Monkey
 MACHINES = ["host", "x86-64", "x86-64-v3", "x86-64-v4"]
 
 
-@pytest.mark.parametrize(("name", "machine"), crossed(EXAMPLES, MACHINES, 2))
+@pytest.mark.parametrize(("name", "machine"), crossed(EXAMPLES, MACHINES, 4))
 def test_every_candidate_computes_the_same(name: str, machine: str) -> None:
     example = EXAMPLES[name]
     target = default() if machine == "host" else get(machine)

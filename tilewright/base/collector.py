@@ -26,19 +26,25 @@ def garbage_waits() -> Iterator[None]:
 
 
 class _Unvisited:
-    """How many objects have become old without a collection since the last full one."""
+    """How many objects have become old without a collection since the last full one, and whether
+    the user's frozen objects were seen since then."""
 
     def __init__(self) -> None:
         self.count = self.collections = 0
+        self.frozen = False
 
     def grow_old(self) -> None:
         """Freezing takes objects from all generations, and the opposite gives them to the oldest;
-        what the user froze stays so. Where there are too many, collections go on as usual."""
+        what the user froze stays so. Where there are too many, collections go on as usual. To ask
+        for frozen objects counts them one by one, which is not done after each of many compiles."""
         done = gc.get_stats()[-1]["collections"]
         if done != self.collections:
-            self.count, self.collections = 0, done
+            self.count, self.collections, self.frozen = 0, done, False
         self.count += gc.get_count()[0]
-        if self.count <= _MOST and not gc.get_freeze_count():
+        if self.count > _MOST or self.frozen:
+            return
+        self.frozen = bool(gc.get_freeze_count())
+        if not self.frozen:
             gc.freeze()
             gc.unfreeze()
 

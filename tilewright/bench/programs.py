@@ -11,8 +11,8 @@ from tilewright.base.errors import Invalid
 from tilewright.bench.contenders import Call, Entrant
 from tilewright.bench.example import Example
 from tilewright.bench.operators import Function
-from tilewright.driver.looking.graph_run import random_array
 from tilewright.driver.looking.inputs import load, parse_type
+from tilewright.driver.program.arrays import random_array
 
 
 def example(path: str, types: Sequence[str]) -> Example:

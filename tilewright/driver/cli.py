@@ -22,8 +22,9 @@ from tilewright.driver.api import torch_side
 from tilewright.driver.looking import demo as demos
 from tilewright.driver.looking import mine, rules
 from tilewright.driver.looking.explain import Explanation, explain
-from tilewright.driver.looking.graph_run import judge, random_array, random_inputs, run_arrays
+from tilewright.driver.looking.graph_run import judge
 from tilewright.driver.looking.inputs import FORM, Loaded, load, parse_type
+from tilewright.driver.program.arrays import random_array, random_inputs, run_arrays
 from tilewright.driver.program.default_passes import PRECISIONS, described, passes
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph

@@ -183,13 +183,16 @@ class Inlining:
 
     def is_summed_up(self, n: Node) -> bool:
         """Is its only reader a sum of columns, in a kernel of its own, which reads each element
-        once? Then that makes it: along with what it is made of it would be stored and loaded
-        again."""
+        once, perhaps a square or the like of it? Then that makes it: along with what it is made of
+        it would be stored and loaded again."""
         size = guess(n.ttype.size)
-        while len(self.users[n]) == 1 and n not in self.results:
+        while len(self.users[n]) == 1 and n not in self.results and n not in self.stored:
             (n,) = self.users[n]
             f = self.facts[n]
-            if f.kind != "view":
+            if f.kind == "map" and f.flops <= self.cheap and n not in self.apart:
+                if isinstance(n.type, TupleType) or guess(n.ttype.size) != size:
+                    return False
+            elif f.kind != "view":
                 if f.kind != "reduce" or f.outer is not None or isinstance(n.type, TupleType):
                     return False
                 return n.rank > 0 and prod(map(guess, f.domain)) == size

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,7 @@ from tilewright.kernel.untuple import untuple
 
 # Chains of more points than this are walked one iteration of their outermost loop at a time.
 BATCH_LIMIT = 1 << 18
+_SMALL = 1 << 12  # points whose places are kept
 # A loop that has polled so often for what another iteration is to write waits forever.
 PATIENCE = 10_000
 
@@ -177,7 +180,7 @@ class Machine:
             self.apart.discard(name)
 
     def _points(self, env: Env) -> int:
-        return max((len(x) for x in env.values() if np.ndim(x)), default=1)
+        return max((len(x) for x in env.values() if isinstance(x, np.ndarray)), default=1)
 
     def _bit(self, where: str, condition: Value, env: Env) -> bool:
         found = np.unique(np.asarray(_Reader(self, where, env)(condition)))
@@ -269,7 +272,7 @@ class Machine:
                 raise RunError(f"{stage}: {what} writes outside what {name} points to{where}")
             return cells
         for k, (x, size) in enumerate(zip(index, a.shape, strict=True)):
-            bad = (x < 0) | (x >= size)
+            bad = outside(x, size)
             if bad.any():
                 bad = np.broadcast_to(bad, (n,))
                 what, where = _cell_text(name, at), _places(ev.points, bad)
@@ -297,7 +300,7 @@ class Machine:
     def _one_by_one(self, s: Loop, env: Env) -> None:
         n = self._count(s, env)
         if s.kind == "lane":
-            if any(np.ndim(x) for x in env.values()):
+            if any(isinstance(x, np.ndarray) for x in env.values()):
                 raise RunError(f"lane loop {s.name} is inside another one")
             lanes = dict(s.pragmas).get(LANES, n)
             if n != lanes:
@@ -317,7 +320,7 @@ class Machine:
 
     def _at_once(self, s: Loop, env: Env) -> bool:
         """All points of a chain of loops around one store that does not read what it writes."""
-        if any(np.ndim(x) for x in env.values()):
+        if any(isinstance(x, np.ndarray) for x in env.values()):
             return False
         chain: list[Loop] = []
         x: Stmt = s
@@ -339,7 +342,7 @@ class Machine:
 
     def _in_step(self, s: Loop, env: Env) -> bool:
         """All iterations of loops that may run together, store by store."""
-        if self.points or any(np.ndim(x) for x in env.values()):
+        if self.points or any(isinstance(x, np.ndarray) for x in env.values()):
             return False
         if id(s) not in self.together:
             self.together[id(s)] = s, lockstep(s)
@@ -359,9 +362,16 @@ class Machine:
         """The iterations of loops inside each other, in order; none where there are too many."""
         points: Env = {}
         total = 1
+        names = [q.name for q in chain]
+        for k, name in enumerate(names):
+            if name in env or name in names[:k]:
+                raise RunError(f"loop {name} is inside another loop of that name")
+        extents = tuple(max(0, q.extent) for q in chain if isinstance(q.extent, int))
+        if len(extents) == len(chain) and all(q.kind != "parallel" for q in chain):
+            total = prod(extents)
+            box = _box if total <= _SMALL else _box.__wrapped__
+            return dict(zip(names, box(extents), strict=True)) if total <= BATCH_LIMIT else None
         for q in chain:
-            if q.name in env or q.name in points:
-                raise RunError(f"loop {q.name} is inside another loop of that name")
             raw = D.evaluate(q.extent, {**self.sizes, **env, **points})
             counts = np.broadcast_to(np.maximum(np.asarray(raw, np.int64), 0), (total,))
             total = int(counts.sum())
@@ -382,7 +392,9 @@ class Machine:
         n = self._points(env)
         ev = _Reader(self, s.stage, env)
         b = self.nest.buffer(s.buffer)
-        v = as_dtype(np.broadcast_to(ev(s.value), (n,)), b.dtype)
+        v = as_dtype(ev(s.value), b.dtype)
+        if v.shape != (n,):
+            v = np.broadcast_to(v, (n,))
         cells = self._cells(s.stage, s.buffer, s.index, ev, n)
         if self.race is not None:
             self.race.write(s.buffer, lambda: _cell_text(s.buffer, s.index), cells, env)
@@ -401,6 +413,20 @@ class Machine:
         else:
             with np.errstate(all="ignore"):
                 _combine(s.function, b.dtype).at(flat, cells, v)
+
+
+@lru_cache(256)
+def _box(extents: tuple[int, ...]) -> list[np.ndarray]:
+    """The points of a box in order, axis by axis: loops inside others come here again and again."""
+    axes = [x.reshape(-1) for x in np.indices(extents)]
+    for x in axes:
+        x.flags.writeable = False
+    return axes
+
+
+def outside(x: np.ndarray, size: int) -> np.ndarray:
+    """Which places are not in an axis: below zero is far above without a sign."""
+    return x.view(np.uint64) >= size
 
 
 def _cell_text(name: str, index: tuple[Dim, ...]) -> str:
@@ -481,24 +507,28 @@ class _Reader(Evaluator):
         a = self.mem.get(name)
         if a is None:
             raise RunError(f"{self.stage}: {v!r} reads memory that is not allocated")
-        index = [np.arange(a.shape[0])] if name in self.machine.apart else []
+        index: list[Any] = [np.arange(a.shape[0])] if name in self.machine.apart else []
         shape = a.shape[len(index) :]
         if len(v.index) != len(shape):
             raise RunError(
                 f"{self.stage}: {v!r} has {len(v.index)} indices, {name} has {len(shape)} axes"
             )
         for k, (i, n) in enumerate(zip(v.index, shape, strict=True)):
-            x = np.asarray(self.dim(i))
-            outside = (x < 0) | (x >= n)
-            if outside.any():
-                bad = outside & self.mask
+            x = self.dim(i)
+            if type(x) is int and 0 <= x < n:
+                index.append(x)
+                continue
+            x = np.asarray(x)
+            bad = outside(x, n)
+            if bad.any():
+                bad = bad & self.mask
                 if np.any(bad):
                     where = _places(self.points, np.asarray(bad))
                     raise RunError(f"{self.stage}: {v!r} reads outside axis {k} of {n}{where}")
                 x = np.clip(x, 0, max(n - 1, 0))
             index.append(x)
         if a.size == 0:
-            return np.zeros(np.broadcast_shapes(*(i.shape for i in index)), a.dtype)
+            return np.zeros(np.broadcast_shapes(*map(np.shape, index)), a.dtype)
         race = self.machine.race
         if race is not None and name in race.shared:
             cells = (
@@ -528,6 +558,10 @@ class _Race:
             self.reads.setdefault(name, []).append((what, self._pairs(cells, env, mask)))
 
     def _pairs(self, cells: Any, env: Env, mask: Any) -> np.ndarray:
+        if mask is True and not isinstance(env[self.loop], np.ndarray):
+            out = np.empty((np.size(cells), 2), np.int64)
+            out[:, 0], out[:, 1] = np.ravel(cells), env[self.loop]
+            return out
         c, it, m = np.broadcast_arrays(cells, env[self.loop], mask)
         return np.stack([c[m], it[m]], axis=-1).reshape(-1, 2)
 

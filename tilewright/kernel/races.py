@@ -68,3 +68,8 @@ class Watch:
         owner[cells] = who
         many = cells[((old != NOBODY) & (old != who)) | (owner[cells] != who)]
         owner[many] = MANY
+
+
+def equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """One value, or both no number."""
+    return (a == b) | ((a != a) & (b != b))

@@ -28,7 +28,7 @@ from tilewright.kernel.banks import Turns, given_rows, turns
 from tilewright.kernel.copies import Copies, Copy, Products
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.fragments import LANE, LANES
-from tilewright.kernel.interpret import Env, Machine, RunError, _combine, execute
+from tilewright.kernel.interpret import Env, Machine, RunError, _combine, execute, outside
 from tilewright.kernel.intrinsic import INTRINSICS, Match, Operand, warp_match
 from tilewright.kernel.nest import (
     BRANCHES,
@@ -48,7 +48,7 @@ from tilewright.kernel.nest import (
     substitute_all,
     walk,
 )
-from tilewright.kernel.races import MANY, Watch
+from tilewright.kernel.races import MANY, Watch, equal
 from tilewright.kernel.regions import Everything, Region
 from tilewright.kernel.roles import consumers, producer, role_loop
 from tilewright.kernel.simt_reads import Owned, Reader, atomically
@@ -223,9 +223,17 @@ class _Block:
         for w in self.by_thread.values():
             w.clear()
 
+    def _absent(self, who: np.ndarray) -> np.ndarray:
+        there = np.zeros(self.count, np.bool_)
+        there[who] = True
+        return np.flatnonzero(~there)
+
+    def _come(self, s: Loop, who: np.ndarray, why: str) -> None:
+        if (absent := self._absent(who)).size:
+            raise RunError(f"{self.thread(absent[0])} does not reach {s.name}, {why}")
+
     def _all(self, who: np.ndarray, where: str) -> None:
-        absent = np.setdiff1d(np.arange(self.count), who)
-        if absent.size:
+        if (absent := self._absent(who)).size:
             some = f"{self.thread(who[0])} waits at {where}" if who.size else where
             raise RunError(f"{some} that {self.thread(absent[0])} does not reach")
 
@@ -282,30 +290,25 @@ class _Block:
         if not fits or absent.size or len(who) % threads:
             raise RunError(f"{s.instruction} is for whole warps, which do not come to {s.name}")
         store = chain[-1].body[0]
-        assert isinstance(store, Store)
-        points = np.indices([int(D.evaluate(x.extent, {})) for x in chain])
-        count = points[0].size
+        assert isinstance(store, Store) and not store.atomic
         self.goes_on = found.intrinsic.asynchronous
         if self.goes_on:
             self.products.begin(who)
         first = np.array([np.flatnonzero(who // threads == w)[0] for w in warps])
-        here: Env = {k: np.repeat(v[first], count) if np.ndim(v) else v for k, v in env.items()}
-        for x, at in zip(chain, points, strict=True):
-            here[x.name] = np.tile(at.reshape(-1), len(warps))
+        here = {k: v[first] if np.ndim(v) else v for k, v in env.items()}
         owners = {x.buffer: x.owners for x in found.operands if x.owners}
-        ev = Owned(self, store.stage, here, np.repeat(warps * threads, count), owners)
+        ev = Owned(self, store.stage, here, warps * threads, owners, chain)
         for x in (x for x in found.operands if x.name in found.intrinsic.addresses):
-            self._rows_given(store.stage, x, here, np.arange(len(warps)) * count)
+            start = here | dict.fromkeys((y.name for y in chain), 0)
+            self._rows_given(store.stage, x, start, len(warps))
         self.counted = False
-        self.store(store, here, ev.owner(store.buffer, store.index), ev)
+        self._writable(store)
+        self._write(store, *ev.written(store, once=store.buffer in self.private))
         self.counted, self.goes_on = True, False
 
     def _elected(self, s: Loop, env: Env, who: np.ndarray) -> None:
         """A copy that one thread issues, all of its points at once."""
-        absent = np.setdiff1d(np.arange(self.count), who)
-        if absent.size:
-            what = f"{self.thread(absent[0])} does not reach {s.name}"
-            raise RunError(f"{what}, which a block issues once")
+        self._come(s, who, "which a block issues once")
         # Any thread may be that one: here it is none that instructions of warps read for.
         first = {k: v[0] if np.ndim(v) else v for k, v in env.items()}
         self.bring(s, first, self.count - 1)
@@ -316,22 +319,22 @@ class _Block:
             chain.append(inner)
         points = np.indices([int(D.evaluate(x.extent, env)) for x in chain])
         env = env | {x.name: at.reshape(-1) for x, at in zip(chain, points, strict=True)}
-        store = chain[-1].body[0]
+        (store,) = chain[-1].body
         assert isinstance(store, Store)
         self.counted = False
         self.store(store, env, np.full(points[0].size, by))
         self.counted = True
 
-    def _rows_given(self, stage: str, x: Operand, here: Env, first: np.ndarray) -> None:
+    def _rows_given(self, stage: str, x: Operand, here: Env, warps: int) -> None:
         """Counts the turns of an instruction to which threads give addresses of rows."""
         if self.grid.banks is None:
             return
         b = self.grid.nest.buffer(x.buffer)
-        for k in first:
+        for k in range(warps):
             env = {name: v[k] if np.ndim(v) else v for name, v in here.items()}
-            at = linear_index(b, x.index)
             env = {**self.grid.sizes, **env, LANE.name: np.arange(LANES)}
-            self.note_turns(f"{stage}: {x.buffer}", given_rows(b, np.asarray(D.evaluate(at, env))))
+            at = np.asarray(D.evaluate(linear_index(b, x.index), env))
+            self.note_turns(f"{stage}: {x.buffer}", given_rows(b, at))
 
     def note_turns(self, key: str, found: Turns) -> None:
         if self.grid.banks is not None:
@@ -350,10 +353,7 @@ class _Block:
         if id(chain[-1].body[-1]) not in self.grid.over or id(s) in self.inner:
             return
         self.inner |= {id(x) for x in chain[1:]}
-        absent = np.setdiff1d(np.arange(self.count), who)
-        if absent.size:
-            what = f"{self.thread(absent[0])} does not reach {s.name}"
-            raise RunError(f"{what}, where the values of threads are combined")
+        self._come(s, who, "where the values of threads are combined")
 
     def _combine(self, s: Store, env: Env, who: np.ndarray) -> None:
         """One value of every thread; those that differ only along the loops combined over have one
@@ -393,23 +393,33 @@ class _Block:
     def _width(self, axis: str) -> int:
         return self.size[THREADS.index(axis)]
 
-    def store(self, s: Store, env: Env, who: np.ndarray, reader: Reader | None = None) -> None:
+    def store(self, s: Store, env: Env, who: np.ndarray) -> None:
         if id(s) in self.grid.over:
             self._combine(s, env, who)
             return
         if s.atomic:
             atomically(self, in_one(s), self.grid.nest.buffer(s.buffer).dtype, env, who)
             return
-        n = len(who)
-        b = self.grid.nest.buffer(s.buffer)
+        self._writable(s)
+        ev = Reader(self, s.stage, env, who)
+        v = np.broadcast_to(ev(s.value), who.shape)
+        index = [np.broadcast_to(ev.dim(i), who.shape) for i in s.index]
+        self._write(s, who, index, v[None])
+
+    def _writable(self, s: Store) -> None:
         if s.buffer not in self.memory:
             raise RunError(f"{s.stage}: {s.buffer} is written where it is not allocated")
-        if b.scope == "in":
+        if self.grid.nest.buffer(s.buffer).scope == "in":
             raise RunError(f"{s.stage}: the input {s.buffer} is written")
-        ev = reader or Reader(self, s.stage, env, who)
-        v = as_dtype(np.broadcast_to(ev(s.value), (n,)), b.dtype)
+
+    def _write(
+        self, s: Store, who: np.ndarray, index: list[np.ndarray], values: np.ndarray
+    ) -> None:
+        """Each of `values` has one for each point; several are combined with it in their order."""
+        n, b = len(who), self.grid.nest.buffer(s.buffer)
+        values = as_dtype(values, b.dtype)
+        v = values[-1]
         what = f"{s.buffer}[{','.join(map(str, s.index))}]"
-        index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
         cells = self.cells(s.buffer, index, who, True, f"{s.stage}: {what} writes")
         if b.scope == "memory":
             self.grid.regions[s.buffer].put(cells, v)
@@ -429,27 +439,25 @@ class _Block:
             at = cells
             if s.function is not None:
                 self.touch(s.stage, s.buffer, what, cells, who)
-            distinct, which = np.unique(cells, return_inverse=True)
-            last = np.zeros(len(distinct), np.int64)
-            last[which] = np.arange(n)
-            last = last[which]  # per point, the last one at its cell
-            same = _equal(v, flat[cells]) & (s.function is None)
+            latest = np.empty(flat.size, np.int64)
+            latest[cells] = np.arange(n)
+            last = latest[cells]  # per point, the last one at its cell
+            same = equal(v, flat[cells]) & (s.function is None)
             # Threads that write one cell together may if they agree; lanes of one thread are it.
-            agree = _equal(v, v[last]) & (s.function is None)
-            odd = np.flatnonzero((who != who[last]) & ~agree)
-            if odd.size:
-                k = odd[0]
+            agree = equal(v, v[last]) & (s.function is None)
+            for k in np.flatnonzero((who != who[last]) & ~agree)[:1]:
                 self.race(s.stage, what, int(who[k]), int(who[last[k]]), f"writes {what}")
             self.touch(s.stage, s.buffer, what, cells, who, same)
-        if s.function is None:
-            flat[at] = v
-        elif b.dtype.memory != b.dtype.numpy:  # what numpy does not round to itself
-            f = _combine(s.function, b.dtype)
-            for c, x in zip(at, v, strict=True):
-                flat[c] = as_dtype(f(flat[c], x), b.dtype)
-        else:
-            with np.errstate(all="ignore"):
-                _combine(s.function, b.dtype).at(flat, at, v)
+        f = None if s.function is None else _combine(s.function, b.dtype)
+        with np.errstate(all="ignore"):
+            for v in values:
+                if f is None:
+                    flat[at] = v
+                elif b.dtype.memory == b.dtype.numpy:
+                    f.at(flat, at, v)
+                else:  # what numpy does not round to itself
+                    for c, x in zip(at, v, strict=True):
+                        flat[c] = as_dtype(f(flat[c], x), b.dtype)
 
     def _ask(self, s: Store, what: str, cells: np.ndarray, who: np.ndarray, v: np.ndarray) -> None:
         """An asynchronous copy: a write from now on, the data of which comes later."""
@@ -457,8 +465,7 @@ class _Block:
             raise RunError(f"{s.stage}: {what} is copied to asynchronously and is not shared")
         none = np.zeros(len(cells), np.bool_)
         again = np.setdiff1d(np.arange(len(cells)), np.unique(cells, return_index=True)[1])
-        if again.size:
-            k = again[0]
+        for k in again[:1]:
             self._busy(s.stage, what, int(who[k]), int(cells[k]), int(who[cells == cells[k]][0]))
         self.touch(s.stage, s.buffer, what, cells, who, none)
         self.copies.ask(Copy(s.buffer, cells, who, v, what), self.memory[s.buffer].size)
@@ -496,11 +503,14 @@ class _Block:
             raise RunError(f"{what} with {len(index)} indices, {name} has {len(shape)} axes")
         out = np.zeros(len(who), np.int64)
         for k, (x, size) in enumerate(zip(index, shape, strict=True)):
-            bad = np.flatnonzero(((x < 0) | (x >= size)) & mask)
-            if bad.size:
-                at = f"index {int(x[bad[0]])} in {self.thread(who[bad[0]])}"
-                raise RunError(f"{what} outside axis {k} of {size}: {at}")
-            out = out * size + np.clip(x, 0, max(size - 1, 0))
+            odd = outside(x, size)
+            if odd.any():
+                bad = np.flatnonzero(odd & mask)
+                if bad.size:
+                    at = f"index {int(x[bad[0]])} in {self.thread(who[bad[0]])}"
+                    raise RunError(f"{what} outside axis {k} of {size}: {at}")
+                x = np.clip(x, 0, max(size - 1, 0))
+            out = out * size + x
         return out
 
     def touch(
@@ -589,7 +599,3 @@ class _Block:
 
     def _block(self) -> str:
         return f"block ({', '.join(f'{k}={v}' for k, v in self.at.items())})"
-
-
-def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return (a == b) | ((a != a) & (b != b))

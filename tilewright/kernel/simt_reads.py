@@ -3,18 +3,19 @@ kernel/simt.py: every load is checked and watched."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import DType, as_dtype
 from tilewright.kernel.fragments import LANES, PLACES, WARP
 from tilewright.kernel.interpret import Env, RunError, _atomically
-from tilewright.kernel.nest import Atomic
+from tilewright.kernel.nest import Atomic, Loop, Store
 from tilewright.kernel.regions import Everything, Region
 
 
@@ -60,12 +61,25 @@ class Reader(Evaluator):
         self.block, self.stage, self.who = block, stage, who
 
     def _load(self, v: Load) -> np.ndarray:
-        name, block, who = str(v.source), self.block, self.who
+        name, block = str(v.source), self.block
         if name not in block.memory:
             raise RunError(f"{self.stage}: {v!r} reads memory that is not allocated")
-        a = block.memory[name]
-        index = [np.broadcast_to(self.dim(i), who.shape) for i in v.index]
-        mask = np.broadcast_to(self.mask, who.shape)
+        index = [np.asarray(self.dim(i)) for i in v.index]
+        who = self.reader(v)
+        # An instruction of a warp has points along several axes, and reads once along the others.
+        shape = np.broadcast_shapes(who.shape, np.shape(self.mask), *(x.shape for x in index))
+        index = [np.broadcast_to(x, shape).reshape(-1) for x in index]
+        who, mask = (np.broadcast_to(x, shape).reshape(-1) for x in (who, self.mask))
+        return self._read(v, name, index, who, mask).reshape(shape)
+
+    def reader(self, v: Load) -> np.ndarray:
+        """Which thread reads, at each point."""
+        return self.who
+
+    def _read(
+        self, v: Load, name: str, index: list[np.ndarray], who: np.ndarray, mask: np.ndarray
+    ) -> np.ndarray:
+        block, a = self.block, self.block.memory[name]
         cells = block.cells(name, index, who, mask, f"{self.stage}: {v!r} reads")
         region = block.region(name)
         if region is not None:
@@ -74,9 +88,10 @@ class Reader(Evaluator):
             return np.zeros(who.shape, a.dtype)
         if name in block.private:
             written = block.private[name]
-            lost = ~written[who, cells] & written[:, cells].any(axis=0) & mask
-            if lost.any():
-                k = np.flatnonzero(lost)[0]
+            fresh = np.flatnonzero(~written[who, cells] & mask)
+            lost = fresh[written[:, cells[fresh]].any(axis=0)]
+            if lost.size:
+                k = lost[0]
                 other = int(np.flatnonzero(written[:, cells[k]])[0])
                 raise RunError(
                     f"{self.stage}: {block.thread(who[k])} reads {v!r} of its own, "
@@ -90,32 +105,50 @@ class Reader(Evaluator):
 
 class Owned(Reader):
     """Reads what an instruction of whole warps reads: of a fragment, each element in the memory of
-    the thread that has it. `who` is the first thread of the warp of each point."""
+    the thread that has it. Arrays have an axis for the warps and one for each loop: a value is
+    computed once along those that it does not depend on."""
 
     def __init__(
         self,
         block: Block,
         stage: str,
         env: Env,
-        who: np.ndarray,
+        first: np.ndarray,
         owners: Mapping[str, tuple[tuple[int, str], ...]],
+        chain: Sequence[Loop],
     ) -> None:
-        super().__init__(block, stage, env, who)
-        self.first, self.owners = who, owners
+        """For the first thread of each warp: who it is, and its `env`."""
+        self.box = len(first), *(int(D.evaluate(x.extent, {})) for x in chain)
+        each = (-1, *[1] * len(chain))
+        env = {k: v.reshape(each) if np.ndim(v) else v for k, v in env.items()}
+        for k, x in enumerate(chain, 1):
+            env[x.name] = np.arange(self.box[k]).reshape(-1, *[1] * (len(chain) - k))
+        super().__init__(block, stage, env, first.reshape(each))
+        self.owners = owners
 
     def owner(self, name: str, index: tuple[Dim, ...]) -> np.ndarray:
         """The thread that has an element of a fragment."""
         at = dict(self.owners[name])
-        out = self.first
+        out = self.who
         places = {axis: self.dim(index[k]) for k, axis in at.items()}
         for axis, stride in zip(PLACES, (1, WARP["thread.x"], LANES), strict=True):
             out = out + places.get(axis, 0) * stride
         return out
 
-    def _load(self, v: Load) -> np.ndarray:
+    def reader(self, v: Load) -> np.ndarray:
         name = str(v.source)
-        self.who = self.owner(name, v.index) if name in self.owners else self.first
-        return super()._load(v)
+        return self.owner(name, v.index) if name in self.owners else self.who
+
+    def written(self, s: Store, once: bool) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+        """Who writes, at which indices, and what: for each place one value after the other, as
+        loops of a sum have them, if `once`; or else all values are apart."""
+        v = np.broadcast_to(self(s.value), self.box)
+        places = [self.owner(s.buffer, s.index), *(np.asarray(self.dim(i)) for i in s.index)]
+        shape = np.broadcast_shapes(*(x.shape for x in places)) if once else self.box
+        who, *index = (np.broadcast_to(x, shape).reshape(-1) for x in places)
+        again = [k for k, n in enumerate(shape) if n < self.box[k]]
+        values = np.moveaxis(v, again, range(len(again))).reshape(-1, len(who))
+        return who, index, values
 
 
 def atomically(block: Block, s: Atomic, dtype: DType, env: Env, who: np.ndarray) -> None:

@@ -300,6 +300,8 @@ class Access:
         return replace(self, earlier=self.earlier | {loop.name})
 
     def _at(self, loop: Loop, where: Dim) -> Access:
+        if loop.var not in self.loops:
+            return self
         new: dict[Sym, Dim] = {loop.var: where}
         index = tuple(_renamed(i, new, "", lambda s: _mentions(s, loop.var)) for i in self.index)
         threads = tuple((axis, D.the_sym(new.get(v, D.as_int(v)))) for axis, v in self.threads)
@@ -312,26 +314,29 @@ def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
     for x, p in walk((s,), path):
         t = tuple((q.kind, q.var) for q in p if q.kind in THREADS)
         stage = x.stage if isinstance(x, (Store, Atomic)) else line_of(x)
+        around = frozenset(q.var for q in p)
         own = [r for v in own_values(x) for r in loads(v)]
-        found = [Access(str(r.source), r.index, False, False, stage, t) for r in own]
+        found = [Access(str(r.source), r.index, False, False, stage, t, loops=around) for r in own]
         if isinstance(x, Store):
             red, order = x.combine is not None and not x.atomic, "relaxed" if x.atomic else ""
+            late, index = x.asynchronous, x.index
             found.append(
-                Access(x.buffer, x.index, True, red, stage, t, x.asynchronous, order=order)
+                Access(x.buffer, index, True, red, stage, t, late, order=order, loops=around)
             )
             owners = _owners(n, p)
             found = [_by_owner(a, owners[a.buffer]) if a.buffer in owners else a for a in found]
         elif isinstance(x, Atomic):
-            found.append(Access(x.buffer, x.index, True, False, stage, t, order=x.order))
+            found.append(
+                Access(x.buffer, x.index, True, False, stage, t, order=x.order, loops=around)
+            )
             if x.result is not None:
-                found.append(Access(*x.result, True, False, stage, t))
+                found.append(Access(*x.result, True, False, stage, t, loops=around))
         i = instruction_around(p)
         if i is not None and (i.asynchronous or i.engine):
             age = 0 if i.asynchronous else None
             made = by_producer(p)
             found = [replace(a, lasting=age, elected=bool(i.engine), produced=made) for a in found]
-        around = frozenset(q.var for q in p)
-        out += [replace(a, loops=around) for a in found]
+        out += found
     return out
 
 

@@ -22,7 +22,7 @@ from tilewright.ops import samples as S
 from tilewright.ops.creation import full, number
 from tilewright.ops.reductions import mean, sum
 from tilewright.ops.shapes import count, show_shape, want_kind
-from tilewright.ops.views import reshape
+from tilewright.ops.views import reshape, slice
 
 
 def _wide(*xs: Node) -> list[Node]:
@@ -400,12 +400,31 @@ class BatchNormTrain(Op):
         # Statistics are vectors, so that what is derived of them is done along with their sums.
         m = mean(wide, axes, False)
         centred = ew.sub(wide, *_beside(x, m))
-        var = mean(ew.square(centred), axes, False)
+        return self._results(x, w, b, rm, rv, m, mean(ew.square(centred), axes, False))
+
+    def in_one_pass(self, x: Node, w: Node, b: Node, rm: Node, rv: Node) -> tuple[Node, ...]:
+        """By sums, and by sums of squares of what x differs from its first elements by: those are
+        close to the mean, so that little cancels, and x is read once."""
+        (wide,) = _wide(x)
+        axes = _all_but_channels(x.rank)
+        start = x
+        for axis in axes:
+            start = slice(start, axis, 0, 1)
+        (start,) = _wide(start)
+        m, squares = mean(wide, axes, False), mean(ew.square(ew.sub(wide, start)), axes, False)
+        apart = ew.sub(m, reshape(start, x.shape[1:2]))
+        var = ew.maximum(ew.sub(squares, ew.square(apart)), 0.0)
+        return self._results(x, w, b, rm, rv, m, var)
+
+    def _results(
+        self, x: Node, w: Node, b: Node, rm: Node, rv: Node, m: Node, var: Node
+    ) -> tuple[Node, ...]:
+        (wide,) = _wide(x)
         rstd = ew.rsqrt(ew.add(var, self.eps))
-        scale, gain, bias = _beside(x, rstd, w, b)
-        y = ew.add(ew.mul(ew.mul(centred, scale), gain), bias)
+        average, scale, gain, bias = _beside(x, m, rstd, w, b)
+        y = ew.add(ew.mul(ew.mul(ew.sub(wide, average), scale), gain), bias)
         # Running statistics estimate the population: n - 1 in the denominator.
-        n = count(x.shape, axes)
+        n = count(x.shape, _all_but_channels(x.rank))
         size = number(n, wide.dtype)
         free = ew.maximum(ew.sub(size, 1.0), 1.0) if not isinstance(n, int) else max(n - 1.0, 1.0)
         spread = ew.div(ew.mul(var, size), free)

@@ -162,6 +162,12 @@ class Program:
         assert not self._frames
         self._watched, self._filled = count, len(self.outputs) - count
 
+    def change(self, inputs: Sequence[int]) -> bool:
+        """The last outputs before the watched ones are new values of these inputs: a call writes
+        them there itself, and is given no memory for them. False: the caller does. After `watch`,
+        and before any call."""
+        return False
+
     def arena_size(self, dims: Sequence[int] = ()) -> int:
         return self.data.arena_size(dict(zip(self.dims, dims, strict=True)))
 

@@ -12,7 +12,7 @@ from tests.driver.random_halves import HALVES, Chain, check_seed, fault
 from tests.seeds import drawn
 
 
-@pytest.mark.parametrize("seed", drawn(range(10), quick=4))
+@pytest.mark.parametrize("seed", drawn(range(10), quick=2))
 def test_random_chains_are_eager_bit_by_bit(seed: int) -> None:
     check_seed(seed)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import tilewright as tw
+from tests.seeds import crossed
 
 untyped: Any = torch  # whose stubs leave out what begins with an underscore
 RANGES = {torch.int8: (-128, 128), torch.uint8: (0, 256)}
@@ -43,8 +44,10 @@ class Product(nn.Module):
         return untyped._int_mm(x, self.weight)
 
 
-@pytest.mark.parametrize("size", [(1, 16, 8), (5, 7, 3), (17, 64, 24), (40, 37, 50), (33, 260, 17)])
-@pytest.mark.parametrize("weight", [True, False], ids=["weight", "changing"])
+SIZES = [(1, 16, 8), (5, 7, 3), (17, 64, 24), (40, 37, 50), (33, 260, 17)]
+
+
+@pytest.mark.parametrize(("size", "weight"), crossed(SIZES, [True, False], 2))
 def test_int_mm(size: tuple[int, int, int], weight: bool) -> None:
     rows, deep, columns = size
     x, w = byte(rows, deep), byte(deep, columns, seed=1)

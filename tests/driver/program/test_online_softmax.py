@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 import tilewright as tw
 from tests.kernel.fuzz import Judge
+from tests.seeds import crossed
 from tilewright import ops
 from tilewright.graph.online_softmax import OnlineSoftmax
 from tilewright.ir.combine import Combiner
@@ -40,8 +41,10 @@ def compiled(
     return got, str(tw.explain(fast))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "causal"),
+    crossed([torch.float32, torch.float64, torch.bfloat16], [False, True], 2),
+)
 def test_attention_is_one_reduction(dtype: torch.dtype, causal: bool) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 33, 16, dtype=dtype) for _ in range(3))

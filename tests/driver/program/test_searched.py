@@ -10,8 +10,8 @@ import pytest
 import tilewright as tw
 from tilewright import ops, targets
 from tilewright.base.events import Log
-from tilewright.driver.looking.graph_run import random_inputs, run_arrays
 from tilewright.driver.program import searched
+from tilewright.driver.program.arrays import random_inputs, run_arrays
 from tilewright.driver.program.default_passes import passes
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, input

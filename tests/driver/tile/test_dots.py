@@ -11,7 +11,7 @@ import torch
 
 import tilewright as tw
 import tilewright.language as tl
-from tests.seeds import diagonals, drawn, named
+from tests.seeds import crossed, diagonals, drawn, named
 from tests.targets.test_dots import TILES, V2, V3, V4, arm64_with, x86_with
 from tilewright.driver.tile.compile import write_tile
 from tilewright.ir.types import DTYPES
@@ -278,11 +278,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "features", "dtype", "instruction"), CASES, ids=named)
-@pytest.mark.parametrize("blocks", [(64, 64, 64), (16, 32, 128)], ids=str)
-def test_instructions(
-    make: type, features: tuple[str, ...], dtype: str, instruction: str, blocks: tuple
-) -> None:
+@pytest.mark.parametrize(("case", "blocks"), crossed(CASES, [(64, 64, 64), (16, 32, 128)], 2))
+def test_instructions(case: tuple[type, tuple[str, ...], str, str], blocks: tuple) -> None:
+    make, features, dtype, instruction = case
     target = make(*features)
     forms = write_tile(translated(dtype, blocks), target)
     found = set(assembly(forms.llir, target).split()) & set(instruction.split("|"))

@@ -364,7 +364,7 @@ def check_seed(seed: int) -> None:
     assert not len(wrong), f"seed {seed}, offsets {offsets}, element {wrong[0]}:\n{source}"
 
 
-@pytest.mark.parametrize("seed", drawn(range(40), quick=14))
+@pytest.mark.parametrize("seed", drawn(range(40), quick=7))
 def test_random_kernels_over_views_of_one_storage(seed: int) -> None:
     check_seed(seed)
 

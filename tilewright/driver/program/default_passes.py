@@ -26,6 +26,7 @@ from tilewright.graph.key_blocks import KeyBlocks
 from tilewright.graph.long_concats import LongConcats
 from tilewright.graph.merged_products import MergeProducts
 from tilewright.graph.narrow_products import NarrowProducts
+from tilewright.graph.one_pass_norms import OnePassNorms
 from tilewright.graph.online_softmax import OnlineSoftmax as OnlineSoftmax
 from tilewright.graph.pack import PackOperands
 from tilewright.graph.reciprocals import Reciprocals
@@ -60,6 +61,7 @@ GPU = Pipeline(
         Simplify(),
         BatchNormFold(),
         GridKeyBlocks(),
+        OnePassNorms(),
         Decompose(),
         EmptyValues(),
         Simplify(),

@@ -56,6 +56,9 @@ class InterpretedProgram:
         """The last `count` outputs are returned where the first of them is not 0."""
         self._watched = count
 
+    def change(self, inputs: Sequence[int]) -> bool:
+        return False
+
     def bind(
         self, addresses: Sequence[int], weights: Sequence[Weight] | None = None
     ) -> Sequence[int]:

@@ -49,7 +49,7 @@ def compile_graph(
         require_runnable(target)
     if options.optimize == "search":
         require(machine is None, 'optimize="search" measures programs of a processor, not of a GPU')
-        return import_module(_SEARCHED).searched(graph, options, log, target)
+        return import_module(_SEARCHED).searched(graph, options, log, target, compile_graph)
     phases = Phases()
     with phases("looking into the cache"):
         programs = Cache.from_knobs(log)

@@ -14,11 +14,10 @@ from dataclasses import replace
 
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
-from tilewright.driver.looking.graph_run import random_inputs, run_arrays
+from tilewright.driver.program.arrays import random_inputs, run_arrays
 from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.program_cache import key_of
-from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
@@ -31,7 +30,12 @@ CALLS_FOR = 2e-3  # seconds of calls in a round
 CLEARLY = 0.98
 
 
-def searched(graph: Graph, options: Options, log: Log, target: Target) -> Program:
+Compile = Callable[[Graph, Options, Log], Program]
+
+
+def searched(
+    graph: Graph, options: Options, log: Log, target: Target, compile_graph: Compile
+) -> Program:
     """The faster of two programs of a graph: by the default passes, and by those with a search."""
     plain = replace(options, optimize="")
     listed = with_search(chosen_passes(plain.passes, target, plain.precision))

@@ -26,6 +26,8 @@ from tilewright.base.untraced import keep_untraced
 from tilewright.capture.torch.captured import Captured, HostCall
 from tilewright.capture.torch.context import RANDOM_IN_EAGER
 from tilewright.capture.torch.decompositions import decompositions
+from tilewright.capture.torch.masks import masks_in_order
+from tilewright.capture.torch.partition import partition
 from tilewright.capture.torch.places import place_in_frames, place_of
 from tilewright.capture.torch.plain import plain_graph, weight_positions
 from tilewright.capture.torch.translate import translate
@@ -104,11 +106,13 @@ class Session:
     def _by_aot(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
+        masks_in_order(gm)
         wrap = aot_autograd(
             fw_compiler=lambda g, x: self.unit("forward", g),
             bw_compiler=lambda g, x: self.unit("backward", g),
             inference_compiler=lambda g, x: self.unit("inference", g),
             decompositions=decompositions(),
+            partition_fn=partition,
             keep_inference_input_mutations=True,
         )
         return wrap(gm, example_inputs)

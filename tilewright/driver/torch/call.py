@@ -72,6 +72,7 @@ class Unit:
         self.segments = [SegmentRunner(s, compile, log, keep, device) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
+        self._strides = _known_strides(captured.arguments)
         plain = is_plain(captured) and not any(s.symbols for s in self.segments)
         self._bound: BoundWeights | None = None
         self._fast = None
@@ -224,14 +225,21 @@ class Unit:
     # ---- inputs that are not as they were captured
 
     def _restore_layouts(self, args: list[Any]) -> None:
-        for k, (a, x) in enumerate(zip(self.captured.arguments, args, strict=True)):
-            if not a.native or a.kind != "tensor" or a.dtype is None or x is None:
-                continue
-            if any(not isinstance(s, int) for s in (*a.stride, *a.shape)):
-                continue
-            if x.stride() != a.stride and x.numel() > 0:
-                fixed = torch.empty_strided(x.shape, a.stride, dtype=x.dtype, device=x.device)  # type: ignore[arg-type]
+        for k, stride in self._strides:
+            x = args[k]
+            if x is not None and x.stride() != stride and x.numel() > 0:
+                fixed = torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device)
                 args[k] = fixed.copy_(x)
+
+
+def _known_strides(arguments: Sequence[Argument]) -> list[tuple[int, tuple[int, ...]]]:
+    """Of arguments that a segment reads: their numbers, and the strides they were captured with."""
+    return [
+        (k, tuple(d for d in a.stride if isinstance(d, int)))
+        for k, a in enumerate(arguments)
+        if a.native and a.kind == "tensor" and a.dtype is not None
+        if all(isinstance(d, int) for d in (*a.stride, *a.shape))
+    ]
 
 
 @dataclass(frozen=True)

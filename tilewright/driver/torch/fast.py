@@ -87,6 +87,10 @@ class Program(Protocol):
         """A call returns the last `count` outputs where the first of them is not 0."""
         ...
 
+    def change(self, inputs: Sequence[int]) -> bool:
+        """Does it write the last outputs before the watched ones to these inputs itself?"""
+        ...
+
     def refresh(self) -> None:
         """Derive them again before the next result."""
         ...
@@ -131,6 +135,7 @@ def fast_call(captured: Captured, program: Program, session: Dry, device: torch.
     """A function of the list of arguments, which it empties, to the list of results."""
     writer = _Writer(captured, program, device)
     writer.names["session"] = session
+    writer.change()
     return FastCall(writer.function(), writer.names.get("bind"))
 
 
@@ -167,6 +172,7 @@ class _Writer:
         # Weights, the first inputs of the graph, are compared together.
         self.weights = sum(captured.arguments[k].weight for k in self.reads)
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
+        self.changed: list[int] = []  # arguments that the program changes itself
         self.names: dict[str, Any] = {
             "empty": allocator(device),
             "reads": self.reads,
@@ -176,6 +182,21 @@ class _Writer:
         if self.weights:
             self.names["bind"] = bind or BoundWeights(program, self.weights)
 
+    def change(self) -> None:
+        """New values of arguments are the program's concern, where it takes care of them."""
+        pairs, buffers = self.captured.mutated, self.segment.buffers
+        last = buffers[len(buffers) - len(pairs) :]
+        read = {label(n): k for k, n in enumerate(self.graph.inputs)}
+        taken = {r.slot for r in self.captured.results if isinstance(r, (Same, View))}
+        for (old, new), b in zip(pairs, last, strict=True):
+            like = self.captured.arguments[self.position[old]]
+            if b.slot != new or new in taken or old not in read or b.stride != like.stride:
+                return
+        if pairs and self.program.change([read[old] for old, _ in pairs]):
+            self.changed = [self.position[old] for old, _ in pairs]
+            for _, new in pairs:
+                del self.slots[new]
+
     def argument(self, k: int) -> str:
         return f"a{k}" if self.named else f"args[{k}]"
 
@@ -183,6 +204,7 @@ class _Writer:
         results = ", ".join(map(self._result, self.captured.results))
         lines = [
             *self._take(),
+            *self._spare(),
             *self._allocate(),
             *self._work("((k, args[k]) for k in reads)"),
             *self._write_back(),
@@ -221,7 +243,7 @@ class _Writer:
 
     def _fresh(self) -> list[str]:
         lines = []
-        for k, b in enumerate(self.segment.buffers):
+        for k, b in enumerate(self.segment.buffers[: len(self.slots)]):
             self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
             lines.append(f"o{k} = empty({b.shape!r}, {b.stride!r}, d{k})")
         return lines
@@ -275,9 +297,18 @@ class _Writer:
             return "pick(args)"
         return f"({', '.join(f'*args[{a}:{b}]' for a, b in runs)},)"
 
+    def _spare(self) -> list[str]:
+        """Where nothing is to be changed, what the program changes are copies."""
+        names = [self.argument(k) for k in self.changed]
+        lines = [f"    {name} = {name}.clone()" for name in names]
+        return ["if session.dry:", *lines] if lines else []
+
     def _write_back(self) -> list[str]:
         if not self.captured.mutated:
             return []
+        if self.changed:  # others have to see that it was
+            self.names["changed"] = torch.autograd.graph.increment_version
+            return [f"changed([{', '.join(map(self.argument, self.changed))}])"]
         # Together: statistics of many norms would each be a launch on a GPU.
         self.names["copy_all"] = torch._foreach_copy_
         old = "".join(f"{self.argument(self.position[x])}, " for x, _ in self.captured.mutated)

@@ -1,8 +1,8 @@
 """Few long sums of a GPU whose neighbouring results read neighbours in memory, and maps of them, in
 one launch: the weighted values of a few rows of attention, for one.
 
-A warp has as many results as a vector has lanes. Its threads share the steps of the sum, and then
-combine what they have.
+A warp has as many results as a vector has lanes, or a whole block where those are few. Its threads
+share the steps of the sum, and then combine what they have.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
 WARPS = 4  # of a block
+THREADS = 256  # of a block that has one vector of results
 BESIDE = 8  # vectors of a thread that are on their way at a time
-RESIDENT = 4  # blocks of a multiprocessor that there are registers for
+RESIDENT = 4  # blocks of so many warps on a multiprocessor: there are registers for these
 SHORTEST, LONGEST = 128, 2048  # steps of a sum: threads have work, and one warp is done soon
 
 
@@ -65,12 +66,13 @@ def schedule_few_sums(s: Scheduler) -> bool:
         s.do(Fuse(at, inner, f"{host}.w{k}"))
         at = f"{host}.w{k}"
     *_, column, deep = s.path(c.name)
-    s.do(Split(deep.name, warp))
+    share = _share(depth, prod(results) // lanes, warp, s.target.grid.multiprocessors)
+    s.do(Split(deep.name, share))
     own, part = f"{deep.name}.1", f"{c.name}p"
     s.do(RFactor(c.name, (own,), part))
     lane, turns, mine = (moved(x, part) for x in (column.name, f"{deep.name}.0", own))
     s.do(Reorder((turns, mine, lane)))
-    count = depth // warp
+    count = depth // share
     beside = next(k for k in (BESIDE, 4, 2, 1) if count % k == 0)
     if count > beside > 1:
         s.do(Split(turns, beside))
@@ -88,10 +90,22 @@ def schedule_few_sums(s: Scheduler) -> bool:
     s.do(Bind(own, "thread.x"))
     s.do(Bind(once, "thread.x"))
     s.do(Vectorize(f"{last.name}.1"))
-    warps = next(k for k in (WARPS, 2, 1) if prod(results) // lanes % k == 0)
+    most = WARPS if share == warp else 1
+    warps = next(k for k in (most, 2, 1) if prod(results) // lanes % k == 0)
     s.do(Split(at, warps))
     s.do(Bind(f"{at}.0", "block.x"))
     s.do(Bind(f"{at}.1", "thread.y"))
-    s.do(Pragma(f"{at}.0", "resident", RESIDENT))
+    resident = max(1, RESIDENT * WARPS * warp // (share * warps))
+    s.do(Pragma(f"{at}.0", "resident", resident if share > warp else RESIDENT))
     s.do(Synchronise())
     return True
+
+
+def _share(depth: int, vectors: int, warp: int, multiprocessors: int) -> int:
+    """Threads that share a sum: a warp, or a block where warps would leave most multiprocessors
+    idle while each waits for its vectors several times."""
+    share = warp
+    if vectors <= multiprocessors:
+        while share < THREADS and depth % (2 * share) == 0 and depth > share * BESIDE:
+            share *= 2
+    return share

@@ -353,10 +353,13 @@ class _Scan:
 
     def refuse_lost(self, body: tuple[Stmt, ...], path: Path) -> None:
         """Private memory is read by the thread that wrote it."""
+        by_buffer: dict[str, list[Access]] = {}
+        for a in (a for x in body for a in accesses(self.n, x, path)):
+            by_buffer.setdefault(a.buffer, []).append(a)
         for s, p in walk(body, path):
             if not isinstance(s, Alloc) or s.buffer not in self.private:
                 continue
-            touched = [a for x in body for a in accesses(self.n, x, path) if a.buffer == s.buffer]
+            touched = by_buffer.get(s.buffer, [])
             uniform = {q.var for q in p} | set(self.n.dims)
             for w in (a for a in touched if a.writes):
                 axes = [axis for axis, v in w.threads if v not in uniform and not _all(w, v)]

@@ -18,10 +18,13 @@ from functools import cache
 from threading import Lock
 from typing import Any
 
+from tilewright.base import knobs
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.types import TensorType
 from tilewright.llvm.objects import cached_ptx
+from tilewright.runtime.cuda import write_back
+from tilewright.runtime.cuda.branches import waits_of
 from tilewright.runtime.cuda.image import EntryImage, KernelImage, from_bytes
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.memory import HostWords, Memory
@@ -105,6 +108,7 @@ class _Shape:
 
     plan: Plan
     cells: int  # where in the arena checks leave what they find
+    new: int = 0  # and where new values of arguments are
     calls: int = 0
     graphs: list[_Graph] = field(default_factory=list)  # the one that was used last is the first
     # By the number of an address: which launches use it, and where.
@@ -179,6 +183,8 @@ class CudaProgram(Program):
         self._rooms: OrderedDict[int, _Room] = OrderedDict()
         self._reports: Launcher | None = None
         self._found_words: HostWords | None = None
+        self._changed: tuple[int, ...] = ()  # inputs that get other values
+        self._new = write_back.Room(())
 
     def _like_this(self, data: ProgramData) -> Program:
         return CudaProgram(data, self.machine)
@@ -229,6 +235,19 @@ class CudaProgram(Program):
                 self._found_words = HostWords(self.machine.device, count)
             finally:
                 self.machine.device.leave(before)
+
+    def change(self, inputs: Sequence[int]) -> bool:
+        if self.dims or self.tasks is not None or not 0 < len(inputs) <= write_back.MOST:
+            return False
+        assert not self._rooms
+        first = self._filled - len(inputs)
+        types = self.outputs[first : self._filled]
+        sizes = (int(D.evaluate(t.size, {})) * t.dtype.bytes for t in types)
+        new = write_back.Room(tuple(sizes))
+        if new.size > write_back.MOST_BYTES:
+            return False
+        self._changed, self._new, self._filled = tuple(inputs), new, first
+        return True
 
     def _said(self) -> list[int] | None:
         """What an earlier call found; it is returned once."""
@@ -355,9 +374,10 @@ class CudaProgram(Program):
             for p in straight
         ]
         early = begins_early(straight, addresses)
+        waits = waits_of(straight, len(addresses) - 1) if knobs.gpu_branches.get() else None
         libraries = self.machine.libraries
         if libraries is None:
-            return Replay(self.machine.device, launches, early=early)
+            return Replay(self.machine.device, launches, early=early, waits=waits)
         if room.libraries is None and any(isinstance(p, PlannedCall) for p in straight):
             room.libraries = libraries.room()
         return Replay(
@@ -365,6 +385,7 @@ class CudaProgram(Program):
             launches,
             lambda call, values: libraries.recorded(call, values, room.libraries),
             early,
+            waits,
         )
 
     def _new_room(self, stream: int) -> _Room:
@@ -386,20 +407,30 @@ class CudaProgram(Program):
         inputs = len(self.inputs) + len(self._fixed) + len(self.recipes)
         plan = planner.plan(self._entries[self.data.entry], inputs, len(self.outputs))
         cells = arena + plan.scratch
-        size = cells + self._watched * WATCHED_BYTES
+        new = _rounded(cells + self._watched * WATCHED_BYTES)
+        size = new + self._new.size
+        last = inputs + len(self.outputs)  # the number of the arena's address
+        if self._changed:
+            found = (cells, last) if self._watched else (0, FIXED)
+            places = [found, (new, last), *((0, k) for k in self._changed)]
+            base, source = zip(*places, strict=True)
+            function = _write_back(self.machine, self._new).function(write_back.NAME)
+            launcher = Launcher(function, (write_back.THREADS, 1, 1), len(base))
+            changes = Planned(launcher, self._new.blocks, base, source)
+            plan = Plan((*plan.actions, changes), plan.scratch)
         if self._reports is not None and self._found_words is not None:
             base = (cells, self._found_words.address, self._watched)
-            source = (inputs + len(self.outputs), FIXED, FIXED)
+            source = (last, FIXED, FIXED)
             report = Planned(self._reports, (1, 1, 1), base, source)
             plan = Plan((*plan.actions, report), plan.scratch)
         if size > room.size:
             room.shapes.clear()  # graphs have the address of the arena that was
             room.arena, room.owner = self.machine.allocate(size) if size else (0, None)
             room.size = size
-        found = room.shapes[dims] = _Shape(plan, cells)
+        made = room.shapes[dims] = _Shape(plan, cells, new)
         while len(room.shapes) > GRAPHS:
             room.shapes.popitem(last=False)
-        return found
+        return made
 
     def _addresses(
         self,
@@ -412,7 +443,8 @@ class CudaProgram(Program):
         """All addresses of a call, in the order of plans."""
         start = room.arena + shape.cells
         cells = [start + k * WATCHED_BYTES for k in range(self._watched)]
-        return [*bound.first, *others, *bound.rest, *outputs, *cells, room.arena]
+        new = [room.arena + shape.new + at for at in self._new.offsets]
+        return [*bound.first, *others, *bound.rest, *outputs, *new, *cells, room.arena]
 
     def _launch(
         self,
@@ -483,6 +515,9 @@ class CudaProgram(Program):
         for address, (made, size) in zip(outputs, results, strict=True):
             if size:
                 copy("cuMemcpyDtoDAsync_v2", address, made, size, stream)
+        for k, size in zip(self._changed, self._new.sizes, strict=True):
+            if inputs[k] != given[k]:
+                copy("cuMemcpyDtoDAsync_v2", given[k], inputs[k], size, stream)
 
 
 def _users(
@@ -542,6 +577,11 @@ def _replace(
 @cache
 def _report(machine: Machine) -> Module:
     return Module(cached_ptx(_REPORT, machine.target), machine.device)
+
+
+@cache
+def _write_back(machine: Machine, new: write_back.Room) -> Module:
+    return Module(cached_ptx(write_back.text(new), machine.target), machine.device)
 
 
 def _rounded(size: int) -> int:
