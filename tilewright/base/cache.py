@@ -34,11 +34,11 @@ _sizes_lock = threading.Lock()
 
 @memoize
 def code_version() -> str:
-    """A fingerprint of this package's source: an entry made by other code is another version."""
+    """A fingerprint of this package: an entry made by other code or rules is another version."""
     # Plain strings: a Path for each of hundreds of files would take longer than reading them.
     root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     files = {
-        os.path.relpath(folder, root): sorted(name for name in names if name.endswith(".py"))
+        os.path.relpath(folder, root): sorted(name for name in names if name.endswith((".py", ".json")))
         for folder, _, names in os.walk(root)
     }
     digest = hashlib.sha256()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
+from math import isfinite
 from typing import Any
 
 from tilewright.base.errors import Invalid
@@ -18,6 +19,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node, node, topological
 from tilewright.ir.pattern import Apply, Match, Pattern, Rule, Var, filled_value
 from tilewright.ir.types import TupleType
+from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.superopt.blocks import Kind, Sizes
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of, leaves
 from tilewright.superopt.vocabulary import Bound, Instance
@@ -46,10 +48,21 @@ class _Direction:
     equality: Equality
     back: int
 
+    @cached_property
+    def _moves(self) -> bool:
+        """Does every element stay the same number, moved only?"""
+        sides = self.equality.nodes(Sizes.symbolic(self.equality.symbols))
+        return nodes_equal(*sides, "bits")
+
     def apply(self, m: Match) -> Node | None:
         bound = {x.name: m.bindings[x.name] for x in self.equality.leaves}
         dtype = m.root.dtype
         if not dtype.is_float or any(n.dtype is not dtype for n in bound.values()):
+            return None
+        # What is rounded to 16 bits on its way could leave their range on another one.
+        if dtype.bits < 32 and not self._moves:
+            return None
+        if any((v := filled_value(n)) is not None and not isfinite(v) for n in bound.values()):
             return None
         ranks = (bound[x.name].rank - len(x.kind) for x in self.equality.leaves)
         e = ranked(self.equality, tuple(ranks))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tilewright.base.errors import Invalid
+from tilewright.base.traverse import operands_first
 from tilewright.ir.node import Node, node, topological
 
 
@@ -52,7 +53,7 @@ class Classes:
 
     def add(self, n: Node) -> Node:
         """The leader of a node's class, which may be new, as those of its operands."""
-        for x in topological((n,), stop=self._up):
+        for x in operands_first(n, lambda x: x.inputs, self._up):
             member = self._over_leaders(x)
             if member not in self._up:
                 self._up[member] = member
@@ -102,7 +103,6 @@ class Classes:
                 self._up[new] = home
                 self._members[home][new] = None
                 self._count += 1
-            if new in self._members[self.leader(new)]:
                 for y in new.inputs:
                     self._users[y][new] = None
 

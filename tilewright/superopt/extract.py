@@ -16,6 +16,8 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir.node import Node, node
 from tilewright.superopt.classes import Classes
 
+MOST = 1e300  # that a tree may cost: what is shared doubles it, again and again
+
 Cost = Callable[[Node], float]
 """Of one operator on its operands; infinite where it cannot be taken."""
 
@@ -76,9 +78,11 @@ def _by_trees(classes: Classes, costs: dict[Node, float]) -> dict[Node, Node]:
         later: dict[Node, None] = {}
         for m in work:
             home = classes.leader(m)
-            sum_ = costs[m] + sum(total.get(x, float("inf")) for x in m.inputs)
+            if any(x not in chosen for x in m.inputs):
+                continue
+            sum_ = min(costs[m] + sum(total[x] for x in m.inputs), MOST)
             # Less, by more than rounding: no way leads back to a class.
-            if sum_ < total.get(home, float("inf")) * (1 - 1e-12):
+            if home not in chosen or sum_ < total[home] * (1 - 1e-12):
                 total[home], chosen[home] = sum_, m
                 later |= dict.fromkeys(users.get(home, ()))
         work = list(later)

@@ -48,6 +48,13 @@ class Merge:
                             return Merge(e, f.name, at, shared, own, second)
         return None
 
+    def beside(self, own: Node) -> tuple[Dim, ...]:
+        """The sizes of an operand that others beside it must have too."""
+        assert isinstance(self.equality.right, Term)
+        joined = self.equality.right.operands[1 - self.at]
+        axis = _axis(joined) - len(self.first.kind) + own.rank
+        return tuple(d for k, d in enumerate(own.shape) if k != axis)
+
     def apply(self, members: list[Node]) -> list[tuple[Node, Node]]:
         """Each of the operators with the slice that it equals; none where the equality does not
         hold of their ranks."""
@@ -96,9 +103,10 @@ def merged(
             for rule in by_name.get(m.op.name, ()):
                 shared, own = m.inputs[rule.at], m.inputs[1 - rule.at]
                 if own in constant and shared not in constant:
-                    key = rule, shared, (m.op, own.rank, own.dtype)
-                    families.setdefault(key, {}).setdefault(own, m)
+                    alike = m.op, own.dtype, rule.beside(own)
+                    families.setdefault((rule, shared, alike), {}).setdefault(own, m)
     for (rule, _, _), found in families.items():
         members = list(found.values())
-        if 2 <= len(members) <= MOST:
-            yield from rule.apply(members)
+        for k in range(0, len(members) - 1, MOST):
+            if len(some := members[k : k + MOST]) > 1:
+                yield from rule.apply(some)

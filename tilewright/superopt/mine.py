@@ -48,13 +48,8 @@ def mine(
     true = [e for e in progress(found, "proofs") if e.is_proved()]
     few = basis(true)
     general = basis(list(dict.fromkeys(map(generalised, progress(few, "generalised")))))
-    judged = [(e, proved(e, seed)) for e in progress(general, "second proofs")]
-    rules = [e for e, how in judged if isinstance(how, Record)]
-    return Mined(
-        levels,
-        len(found),
-        len(true),
-        [how for _, how in judged if isinstance(how, Record)],
-        sum(derivable(true, rules, ROUNDS)),
-        [f"{e}: {how}" for e, how in judged if isinstance(how, str)],
-    )
+    judged = {e: proved(e, seed) for e in progress(general, "second proofs")}
+    rules = {e: how for e, how in judged.items() if isinstance(how, Record)}
+    refused = [f"{e}: {how}" for e, how in judged.items() if e not in rules]
+    again = sum(derivable(true, list(rules), ROUNDS))
+    return Mined(levels, len(found), len(true), list(rules.values()), again, refused)

@@ -18,7 +18,7 @@ class Budget:
     """What a search may use. A rule that matches too often in one round rests in the next."""
 
     seconds: float = 10.0
-    members: int = 20_000
+    members: int = 20_000  # beside those of the graph itself
     rounds: int = 12
     matches: int = 2_000
 
@@ -45,7 +45,7 @@ def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -
     within members and rounds; seconds are a last resort."""
     table = RuleSet.of(rules)
     far = max((depth(r.left) for r in rules), default=1)
-    until = time.monotonic() + budget.seconds
+    until, most = time.monotonic() + budget.seconds, len(classes) + budget.members
     applied: Counter[str] = Counter()
     resting: dict[str, int] = {}  # until which round
     owed: dict[str, set[Node]] = {}  # members that a rule that rests has not seen
@@ -54,6 +54,7 @@ def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -
         left: dict[str, set[Node]] = {}
         found: list[tuple[Rule, Node, Node]] = []
         counts: Counter[str] = Counter()
+        late = False
         for leader in classes:
             for n in classes.members(leader):
                 for rule in table.by_root.get(n.op.name, ()):
@@ -67,16 +68,17 @@ def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -
                     for out, _ in rule.everywhere(n, classes.members):
                         found.append((rule, n, out))
                         counts[rule.name] += 1
-            if time.monotonic() > until:
-                return Saturated("seconds", k, applied)
+            if late := time.monotonic() > until:
+                break
         classes.changed.clear()
         for rule, n, out in found:
             if classes.join(classes.add(out), n):
                 applied[rule.label] += 1
-            if len(classes) > budget.members:
-                classes.settle()
-                return Saturated("members", k + 1, applied)
+            if len(classes) > most:
+                break
         classes.settle()
+        if late or len(classes) > most:
+            return Saturated("seconds" if late else "members", k + 1, applied)
         owed = left
         if not classes.changed and not owed:
             return Saturated("saturated", k + 1, applied)
@@ -87,7 +89,7 @@ def _within(classes: Classes, far: int) -> set[Node]:
     """Classes from which one that changed can be seen by a pattern."""
     near = {classes.leader(n) for n in classes.changed}
     edge = near
-    for _ in range(far - 1):
+    for _ in range(far):
         edge = {u for n in edge for u in classes.users(n)} - near
         near |= edge
     return near

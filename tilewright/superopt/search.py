@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -61,14 +62,18 @@ def search(
     graph: Graph, target: Target, budget: Budget, rules: Sequence[Rule] | None = None
 ) -> Found:
     """The cheapest graph equal to this one that was found within the budget."""
+    until = time.monotonic() + budget.seconds
     classes = Classes(graph.outputs)
     found = saturate(classes, searched_rules() if rules is None else rules, budget)
     for n, other in list(merged(classes, searched_merges(), constant_classes(classes))):
         classes.join(classes.add(other), n)
     classes.settle()
     cost = Seconds(target, constant_classes(classes))
-    chosen = cheapest(classes, graph.outputs, cost, budget.seconds)
-    made = replace(graph, outputs=chosen.roots, places={})
+    left = max(until - time.monotonic(), budget.seconds / 4)
+    chosen = cheapest(classes, graph.outputs, cost, left)
+    live = set(topological(chosen.roots))
+    places = {n: p for n, p in graph.places.items() if n in live}
+    made = replace(graph, outputs=chosen.roots, places=places)
     before, after = estimated(graph, target), estimated(made, target)
     if after >= before:
         made, after = graph, before

@@ -27,7 +27,7 @@ def parse_equality(text: str) -> Equality:
     """Reads what `str` of an equality writes; both sides must be of one kind."""
     try:
         return _equality(text)
-    except (SyntaxError, ValueError) as why:
+    except (SyntaxError, TypeError, ValueError) as why:
         raise Invalid(f"this is no equality: {text}", hint=str(why)) from None
 
 

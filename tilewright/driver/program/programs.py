@@ -47,6 +47,7 @@ def compile_graph(
     else:
         target = options.target or default_target()
         require_runnable(target)
+    require(options.optimize in ("", "search"), f"optimize={options.optimize!r} is not known")
     if options.optimize == "search":
         require(machine is None, 'optimize="search" measures programs of a processor, not of a GPU')
         return import_module(_SEARCHED).searched(graph, options, log, target, compile_graph)

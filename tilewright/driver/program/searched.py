@@ -38,6 +38,14 @@ def searched(
 ) -> Program:
     """The faster of two programs of a graph: by the default passes, and by those with a search."""
     plain = replace(options, optimize="")
+    why = None
+    if plain.precision == "strict":
+        why = 'precision="strict" changes no bit, and what a search finds rounds differently'
+    elif not all(n.ttype.is_static for n in graph.inputs):
+        why = "sizes are not known, so nothing can be measured"
+    if why is not None:
+        log.add("search", f"{graph.name}: {why}")
+        return compile_graph(graph, plain, log)
     listed = with_search(chosen_passes(plain.passes, target, plain.precision))
     sought = replace(plain, passes=listed)
     cache = Cache.from_knobs(log)
@@ -47,9 +55,7 @@ def searched(
         return compile_graph(graph, sought if known == b"search" else plain, log)
     programs = [compile_graph(graph, o, log) for o in (plain, sought)]
     taken = 0
-    if not all(n.ttype.is_static for n in graph.inputs):
-        log.add("search", f"{graph.name}: sizes are not known, so nothing can be measured")
-    elif _kernels(programs[0]) == _kernels(programs[1]):
+    if _kernels(programs[0]) == _kernels(programs[1]):
         log.add("search", f"{graph.name}: nothing better was found", detail=True)
     else:
         before, after = medians(graph, programs)
