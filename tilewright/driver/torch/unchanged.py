@@ -28,26 +28,37 @@ from tilewright.runtime.library import Library
 from tilewright.targets import host
 
 _MODULE = "L['function']"
-# Pairs of an address and the word that is expected there; the first that differs ends the loop, so
-# that what lies behind a pointer is read only where the pointer is the same.
+# Runs of words: an address, a count, and as many words as are expected from there on. The first that
+# differs ends the loop, so that what lies behind a pointer is read only where the pointer is the
+# same.
 _LOOP = """
-define i32 @tw_words(ptr %pairs, i64 %count) {
+define i32 @tw_words(ptr %table, ptr %end) {
 entry:
-  br label %loop
-loop:
-  %i = phi i64 [ 0, %entry ], [ %next, %same ]
-  %at = getelementptr [2 x i64], ptr %pairs, i64 %i
+  br label %run
+run:
+  %at = phi ptr [ %table, %entry ], [ %after, %whole ]
   %place = load ptr, ptr %at
-  %now = load i64, ptr %place
   %behind = getelementptr i64, ptr %at, i64 1
-  %was = load i64, ptr %behind
+  %count = load i64, ptr %behind
+  %expected = getelementptr i64, ptr %at, i64 2
+  br label %word
+word:
+  %k = phi i64 [ 0, %run ], [ %next, %same ]
+  %p0 = getelementptr i64, ptr %place, i64 %k
+  %now = load i64, ptr %p0
+  %p1 = getelementptr i64, ptr %expected, i64 %k
+  %was = load i64, ptr %p1
   %equal = icmp eq i64 %now, %was
   br i1 %equal, label %same, label %differs
 same:
-  %next = add i64 %i, 1
+  %next = add i64 %k, 1
   %done = icmp eq i64 %next, %count
-  br i1 %done, label %end, label %loop
-end:
+  br i1 %done, label %whole, label %word
+whole:
+  %after = getelementptr i64, ptr %expected, i64 %count
+  %last = icmp eq ptr %after, %end
+  br i1 %last, label %end_of_table, label %run
+end_of_table:
   ret i32 0
 differs:
   ret i32 1
@@ -71,7 +82,10 @@ _FIXED = (
     *(property, staticmethod, classmethod),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-_Words = list[tuple[int, int]]
+
+
+class CannotWatch(ValueError):
+    """Why all guards look in every call."""
 
 
 class Unchanged:
@@ -79,8 +93,9 @@ class Unchanged:
 
     def __init__(self, guards: _Guards, found: _Found, scope: Mapping[str, Any]) -> None:
         self.sources = frozenset(guards.inside)
-        self._keeps = found.keeps  # objects that live stay where they are
-        self._look_at(np.array(found.words, np.uint64))
+        self._found: list[_Found] = []  # with it objects that live, and stay where they are
+        self._look_at(found)
+        self._shapes = _table([found], only=found.tensors)
         self._differ, self._rest = _differ(), guards.rest.check
         self._own, self._others = frozenset(guards.own), None
         if guards.own and guards.others:
@@ -89,9 +104,15 @@ class Unchanged:
 
     def fits(self, seen: dict[str, Any]) -> bool:
         """Is the module as it was, and do the guards accept all else of a call?"""
-        if self._differ(self._pairs, self._count) or not self._rest(seen):
+        if self._differ(self._start, self._end) or not self._rest(seen):
             return False
         return self._others is None or self._own.isdisjoint(map(id, self._others(seen)))
+
+    def reshaped(self) -> bool:
+        """Has a tensor of the module other memory, another shape, other strides or another dtype
+        than it had?"""
+        shapes = self._shapes
+        return bool(len(shapes)) and self._differ(shapes.ctypes.data, _behind(shapes)) != 0
 
     def hold(self, tensors: Sequence[torch.Tensor], derives: Collection[int]) -> bool:
         """From now on the memory of these tensors, which guards look at, has to be what it was too,
@@ -100,6 +121,7 @@ class Unchanged:
         if places is None or to_data < 0:
             return False
         words = _Found()
+        words.whose = "the memory of weights"
         for k, x in enumerate(tensors):
             words.at(_word(x._cdata + places.storage) + to_data)
             if k in derives:
@@ -108,30 +130,45 @@ class Unchanged:
                     return False
                 words.at(x._cdata + places.counter)
                 words.at(counter + places.version // _WORD * _WORD)
-        self._look_at(np.concatenate([self._table, np.array(words.words, np.uint64)]))
+        self._look_at(words)
         return True
 
-    def _look_at(self, table: np.ndarray) -> None:
-        self._table, self._pairs, self._count = table, table.ctypes.data, len(table)
+    def _look_at(self, found: _Found) -> None:
+        self._found.append(found)
+        self._table = _table(self._found)
+        self._start, self._end = self._table.ctypes.data, _behind(self._table)
+
+    def difference(self, seen: dict[str, Any]) -> str:
+        """What is not as it was."""
+        for x in self._found:
+            for (address, was), whose in zip(x.words, x.names, strict=True):
+                if _word(address) != was:
+                    return whose
+        return "an argument, a global or the state of torch" if not self._rest(seen) else "nothing"
 
     @staticmethod
-    def of(root: Any, seen: dict[str, Any], scope: Mapping[str, Any]) -> Unchanged | None:
-        """Of a call that the guards have just accepted; None where something that they look at
-        cannot be watched, or where gradients are computed: a tensor's need of one is elsewhere."""
-        if not counts_changes() or torch.is_grad_enabled() or not hasattr(root, "clone_manager"):
-            return None
+    def of(root: Any, seen: dict[str, Any], scope: Mapping[str, Any]) -> Unchanged:
+        """Of a call that the guards have just accepted; `CannotWatch` where something that they
+        look at cannot be watched, or gradients are computed: a tensor's need of one is elsewhere.
+        """
+        if not counts_changes() or not hasattr(root, "clone_manager"):
+            raise CannotWatch("Python or torch is laid out in another way than is known")
+        if torch.is_grad_enabled():
+            raise CannotWatch("gradients may be computed")
         if not isinstance(seen["function"], nn.Module):
-            return None
+            raise CannotWatch("this is no module")
+        source = ""
         try:
             found, guards = _Found(), _Guards(root)
             for source, alone in guards.inside.items():
+                found.whose = source
                 value = eval(source, {"L": seen, "G": scope})
                 found.add(value)
                 if alone:
                     guards.own.append(id(value))
             return Unchanged(guards, found, scope)
-        except Exception:  # a source that is no expression, or a value that cannot be watched
-            return None
+        except Exception as problem:  # a source that is no expression, or a value of another kind
+            raise CannotWatch(f"{source or 'guards'}: {problem}") from None
 
 
 class _Guards:
@@ -164,7 +201,10 @@ class _Found:
     """Words that say whether values are as they were."""
 
     def __init__(self) -> None:
-        self.words: _Words = []
+        self.words: list[tuple[int, int]] = []  # an address, and what is there
+        self.names: list[str] = []  # of what each word tells
+        self.whose = ""  # that of the words that are added
+        self.tensors: set[int] = set()  # of the words, those that tell of tensors
         self.keeps: list[Any] = []
         self._known: set[int] = set()
 
@@ -234,6 +274,7 @@ class _Found:
         if value.dim() > _MOST_AXES or type(value) not in (torch.Tensor, nn.Parameter):
             raise ValueError("this tensor cannot be watched")
         for k in tensor_words():
+            self.tensors.add(len(self.words))
             self.at(value._cdata + k)
 
     def at(self, address: int, expected: int | None = None) -> None:
@@ -241,6 +282,25 @@ class _Found:
         if expected is not None and word != expected:
             raise ValueError("this object is laid out in another way")
         self.words.append((address, word))
+        self.names.append(self.whose)
+
+
+def _table(found: Sequence[_Found], only: Collection[int] | None = None) -> np.ndarray:
+    """Words next to each other together: an address, a count, the words."""
+    made: list[list[int]] = []
+    for address, word in (
+        pair for x in found for k, pair in enumerate(x.words) if only is None or k in only
+    ):
+        if made and made[-1][0] + made[-1][1] * _WORD == address:
+            made[-1][1] += 1
+            made[-1].append(word)
+        else:
+            made.append([address, 1, word])
+    return np.array([word for run in made for word in run], np.uint64)
+
+
+def _behind(table: np.ndarray) -> int:
+    return table.ctypes.data + table.nbytes
 
 
 def _word(address: int) -> int:
@@ -294,26 +354,34 @@ def function_words() -> int:
 
 @cache
 def tensor_words() -> tuple[int, ...]:
-    """Offsets of the words of a tensor that differ with its memory, sizes, strides or dtype: found
-    by looking at tensors that differ so. None where one of those shows nowhere."""
+    """Offsets of the words of a tensor, from its memory on to its dtype, between which sizes and
+    strides are: found by looking at tensors that differ so. None where one of those shows nowhere.
+    """
     places = find_places()
     if places is None:
         return ()
     base, behind = torch.empty(2, 2 * 3 * 4 * 5 * 6)
-    one, twin = (base.view(2, 3, 4, 5, 6) for _ in range(2))
-    others = (
-        *(one.permute(1, 2, 3, 4, 0), base.view(6, 5, 4, 3, 2), base, base.view(1, -1), one[:1]),
-        *(one.view(torch.int32), one.clone(), behind.view(2, 3, 4, 5, 6)),
-    )
+    one, twin, third = (base.view(2, 3, 4, 5, 6) for _ in range(3))
+    span = range(places.storage, 24 * _WORD, _WORD)
+    # A dtype has a small number. Of the bytes behind it some are nobody's, and may hold anything.
+    alike = [x.view(torch.int32) for x in (one, twin, third)]
+    numbers = [
+        {k: {_word(x._cdata + k) % 2**16 for x in group} for k in span}
+        for group in ((one, twin, third), alike)
+    ]
+    found = [k for k in span if len(numbers[0][k]) == len(numbers[1][k]) == 1]
+    last = next((k for k in found if numbers[0][k] != numbers[1][k]), 0)
+    words = range(places.storage, last + _WORD, _WORD)
 
     def differing(x: torch.Tensor) -> set[int]:
-        return {k for k in span if _word(one._cdata + k) != _word(x._cdata + k)}
+        return {k for k in words if _word(one._cdata + k) != _word(x._cdata + k)}
 
-    # Up to the end of a tensor; what lies behind it would only be looked at in vain.
-    span = range(places.storage, 24 * _WORD, _WORD)
     own = differing(twin)  # what every tensor has of its own: objects of Python and of torch
-    found = [differing(x) - own for x in others]
-    return tuple(sorted(set().union(*found))) if all(found) else ()
+    others = (
+        *(one.permute(1, 2, 3, 4, 0), base.view(6, 5, 4, 3, 2), base, base.view(1, -1), one[:1]),
+        *(one.clone(), behind.view(2, 3, 4, 5, 6)),
+    )
+    return tuple(words) if all(differing(x) - own for x in others) else ()
 
 
 @cache
@@ -328,6 +396,6 @@ def storage_data() -> int:
 @cache
 def _differ() -> Callable[[int, int], int]:
     library = Library([cached_object(_LOOP, host())], {})
-    kinds = (ctypes.c_void_p, ctypes.c_int64)
+    kinds = (ctypes.c_void_p, ctypes.c_void_p)
     # The interpreter's lock is not released: the loop reads Python objects.
     return library.function("tw_words", *kinds, result=ctypes.c_int32, holds_lock=True)
