@@ -66,6 +66,7 @@ def profile(name: str) -> None:
             print(f"{name}: not as it was: {said}", flush=True)
     for event in fast.log.of("guards"):
         print(f"{name}: {event}", flush=True)
+    entries = sum(len(f.named) for x in fast._known.values() for f in x._found)
     (check, run), quick = fast._entries[0], list(fast._quick.values())
     (p,) = fast.units[0].programs
     assert isinstance(p, CudaProgram)
@@ -88,7 +89,7 @@ def profile(name: str) -> None:
         f"{name}: call {host_us(lambda: fast(*ex.inputs)):.1f} us,"
         f" guards {host_us(lambda: check(seen)):.1f},"
         f" of a module as it was {host_us(lambda: [f(seen) for f, _ in quick]):.1f}"
-        f" ({len(quick)}, {sum(len(x._table) for x in fast._known.values())} words)"
+        f" ({len(quick)} known, {entries} entries)"
         f" and then {host_us(lambda: [f(ex.inputs, {}) for _, f in quick]):.1f},"
         f" Dynamo's code {host_us(lambda: run(ex.module, ex.inputs, {})):.1f},"
         f" weights {host_us(lambda: bound(tensors)) if bound is not None else 0:.1f},"

@@ -28,42 +28,29 @@ from tilewright.runtime.library import Library
 from tilewright.targets import host
 
 _MODULE = "L['function']"
-# Runs of words: an address, a count, and as many words as are expected from there on. The first that
-# differs ends the loop, so that what lies behind a pointer is read only where the pointer is the
-# same.
+# A loop over entries: an address, and the words that are expected from there on. They are compared
+# without a branch between them: there are thousands, and branches that are foreseen wrongly would
+# cost more than all else.
 _LOOP = """
-define i32 @tw_words(ptr %table, ptr %end) {
-entry:
-  br label %run
-run:
-  %at = phi ptr [ %table, %entry ], [ %after, %whole ]
-  %place = load ptr, ptr %at
-  %behind = getelementptr i64, ptr %at, i64 1
-  %count = load i64, ptr %behind
-  %expected = getelementptr i64, ptr %at, i64 2
-  br label %word
-word:
-  %k = phi i64 [ 0, %run ], [ %next, %same ]
-  %p0 = getelementptr i64, ptr %place, i64 %k
-  %now = load i64, ptr %p0
-  %p1 = getelementptr i64, ptr %expected, i64 %k
-  %was = load i64, ptr %p1
-  %equal = icmp eq i64 %now, %was
-  br i1 %equal, label %same, label %differs
-same:
-  %next = add i64 %k, 1
-  %done = icmp eq i64 %next, %count
-  br i1 %done, label %whole, label %word
-whole:
-  %after = getelementptr i64, ptr %expected, i64 %count
-  %last = icmp eq ptr %after, %end
-  br i1 %last, label %end_of_table, label %run
-end_of_table:
-  ret i32 0
-differs:
-  ret i32 1
-}
-"""
+{s}.head:
+  %{s}.at = phi ptr [ %{s}.begin, %{before} ], [ %{s}.next, %{s}.same ]
+  %{s}.done = icmp eq ptr %{s}.at, %{s}.end
+  br i1 %{s}.done, label %{after}, label %{s}.body
+{s}.body:
+  %{s}.place = load ptr, ptr %{s}.at
+{words}
+  %{s}.next = getelementptr i64, ptr %{s}.at, i64 {entry}
+  %{s}.equal = icmp eq i64 %{s}.any{last}, 0
+  br i1 %{s}.equal, label %{s}.same, label %differs
+{s}.same:
+  br label %{s}.head"""
+_COMPARE = """\
+  %{s}.p{k} = getelementptr i64, ptr %{s}.place, i64 {k}
+  %{s}.now{k} = load i64, ptr %{s}.p{k}
+  %{s}.q{k} = getelementptr i64, ptr %{s}.at, i64 {next}
+  %{s}.was{k} = load i64, ptr %{s}.q{k}
+  %{s}.x{k} = xor i64 %{s}.now{k}, %{s}.was{k}
+  %{s}.any{k} = or i64 %{s}.x{k}, {others}"""
 _WORD = 8
 _TYPE, _SIZE, _ITEMS = _WORD, 2 * _WORD, 3 * _WORD  # of an object; of a list
 _CONTENTS = 2 * _WORD  # of a cell
@@ -82,6 +69,7 @@ _FIXED = (
     *(property, staticmethod, classmethod),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
+_Words = tuple[int, list[int]]  # an address, and what is there
 
 
 class CannotWatch(ValueError):
@@ -95,7 +83,6 @@ class Unchanged:
         self.sources = frozenset(guards.inside)
         self._found: list[_Found] = []  # with it objects that live, and stay where they are
         self._look_at(found)
-        self._shapes = _table([found], only=found.tensors)
         self._differ, self._rest = _differ(), guards.rest.check
         self._own, self._others = frozenset(guards.own), None
         if guards.own and guards.others:
@@ -104,15 +91,14 @@ class Unchanged:
 
     def fits(self, seen: dict[str, Any]) -> bool:
         """Is the module as it was, and do the guards accept all else of a call?"""
-        if self._differ(self._start, self._end) or not self._rest(seen):
+        if self._differ(self._all) or not self._rest(seen):
             return False
         return self._others is None or self._own.isdisjoint(map(id, self._others(seen)))
 
     def reshaped(self) -> bool:
         """Has a tensor of the module other memory, another shape, other strides or another dtype
         than it had?"""
-        shapes = self._shapes
-        return bool(len(shapes)) and self._differ(shapes.ctypes.data, _behind(shapes)) != 0
+        return self._differ(self._forms) != 0
 
     def hold(self, tensors: Sequence[torch.Tensor], derives: Collection[int]) -> bool:
         """From now on the memory of these tensors, which guards look at, has to be what it was too,
@@ -135,14 +121,22 @@ class Unchanged:
 
     def _look_at(self, found: _Found) -> None:
         self._found.append(found)
-        self._table = _table(self._found)
-        self._start, self._end = self._table.ctypes.data, _behind(self._table)
+        # What is held lies behind pointers in tensors, so it comes last.
+        first, *rest = self._found
+        lists = (first.words, first.tensors, [w for x in rest for w in x.words])
+        tables = [np.array([[at, *was] for at, was in x], np.uint64) for x in lists]
+        bounds = [(x.ctypes.data, x.ctypes.data + x.nbytes) for x in tables]
+        nothing = (0, 0)
+        every = np.array(bounds, np.uint64)
+        forms = np.array([nothing, bounds[1], nothing], np.uint64)
+        self._tables = (*tables, every, forms)
+        self._all, self._forms = every.ctypes.data, forms.ctypes.data
 
     def difference(self, seen: dict[str, Any]) -> str:
         """What is not as it was."""
         for x in self._found:
-            for (address, was), whose in zip(x.words, x.names, strict=True):
-                if _word(address) != was:
+            for (address, was), whose in x.named:
+                if [_word(address + k * _WORD) for k in range(len(was))] != was:
                     return whose
         return "an argument, a global or the state of torch" if not self._rest(seen) else "nothing"
 
@@ -201,10 +195,10 @@ class _Found:
     """Words that say whether values are as they were."""
 
     def __init__(self) -> None:
-        self.words: list[tuple[int, int]] = []  # an address, and what is there
-        self.names: list[str] = []  # of what each word tells
-        self.whose = ""  # that of the words that are added
-        self.tensors: set[int] = set()  # of the words, those that tell of tensors
+        self.words: list[_Words] = []  # one word each
+        self.tensors: list[_Words] = []
+        self.named: list[tuple[_Words, str]] = []  # all of them, and of what they tell
+        self.whose = ""  # of what those tell that are added
         self.keeps: list[Any] = []
         self._known: set[int] = set()
 
@@ -273,34 +267,16 @@ class _Found:
     def _tensor(self, value: torch.Tensor) -> None:
         if value.dim() > _MOST_AXES or type(value) not in (torch.Tensor, nn.Parameter):
             raise ValueError("this tensor cannot be watched")
-        for k in tensor_words():
-            self.tensors.add(len(self.words))
-            self.at(value._cdata + k)
+        places = [value._cdata + k for k in tensor_words()]
+        self.tensors.append((places[0], [_word(x) for x in places]))
+        self.named.append((self.tensors[-1], self.whose))
 
     def at(self, address: int, expected: int | None = None) -> None:
         word = _word(address)
         if expected is not None and word != expected:
             raise ValueError("this object is laid out in another way")
-        self.words.append((address, word))
-        self.names.append(self.whose)
-
-
-def _table(found: Sequence[_Found], only: Collection[int] | None = None) -> np.ndarray:
-    """Words next to each other together: an address, a count, the words."""
-    made: list[list[int]] = []
-    for address, word in (
-        pair for x in found for k, pair in enumerate(x.words) if only is None or k in only
-    ):
-        if made and made[-1][0] + made[-1][1] * _WORD == address:
-            made[-1][1] += 1
-            made[-1].append(word)
-        else:
-            made.append([address, 1, word])
-    return np.array([word for run in made for word in run], np.uint64)
-
-
-def _behind(table: np.ndarray) -> int:
-    return table.ctypes.data + table.nbytes
+        self.words.append((address, [word]))
+        self.named.append((self.words[-1], self.whose))
 
 
 def _word(address: int) -> int:
@@ -394,8 +370,26 @@ def storage_data() -> int:
 
 
 @cache
-def _differ() -> Callable[[int, int], int]:
-    library = Library([cached_object(_LOOP, host())], {})
-    kinds = (ctypes.c_void_p, ctypes.c_void_p)
+def _differ() -> Callable[[int], int]:
+    """Given where three lists begin and end: does a word differ in one of them? The entries of the
+    second are tensors."""
+    sizes = {"a": 1, "b": len(tensor_words()), "c": 1}
+    lines = ["define i32 @tw_words(ptr %state) {", "entry:"]
+    for k, name in enumerate(f"{s}.{x}" for s in sizes for x in ("begin", "end")):
+        lines += [f"  %{name}.p = getelementptr ptr, ptr %state, i64 {k}"]
+        lines += [f"  %{name} = load ptr, ptr %{name}.p"]
+    lines.append("  br label %a.head")
+    around = ("entry", *(f"{s}.head" for s in sizes), "same")
+    for n, (s, count) in enumerate(sizes.items()):
+        words = (
+            _COMPARE.format(s=s, k=k, next=k + 1, others=f"%{s}.any{k - 1}" if k else 0)
+            for k in range(count)
+        )
+        edges = {"before": around[n], "after": around[n + 2]}
+        lines.append(
+            _LOOP.format(s=s, words="\n".join(words), entry=count + 1, last=count - 1, **edges)
+        )
+    lines += ["same:", "  ret i32 0", "differs:", "  ret i32 1", "}", ""]
+    library = Library([cached_object("\n".join(lines), host())], {})
     # The interpreter's lock is not released: the loop reads Python objects.
-    return library.function("tw_words", *kinds, result=ctypes.c_int32, holds_lock=True)
+    return library.function("tw_words", ctypes.c_void_p, result=ctypes.c_int32, holds_lock=True)
