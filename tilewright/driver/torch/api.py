@@ -91,6 +91,7 @@ class Compiled:
         # By the number of an entry: what fits calls like one before, and how those are done.
         self._quick: dict[int, tuple[Callable[[dict[str, Any]], bool], Call]] = {}
         self._known: dict[int, Unchanged] = {}
+        self._moving: set[str] = set()  # globals that change between calls
         self._misses = 0  # calls that were none like the last
         # By compile id: what it was compiled for, tensors without memory in place of the real ones.
         self._outlines: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
@@ -118,9 +119,12 @@ class Compiled:
         self._misses += 1
         quick = {j: x for j, x in self._quick.items() if j != k}  # k is as it was no more
         known = {j: x for j, x in self._known.items() if j != k}
+        if k in self._known:
+            self._moving |= self._known[k].changed()
         if self._misses & (self._misses - 1) == 0:
             try:
-                found = Unchanged.of(self._found[k].guard_manager.root, seen, self._scope)
+                root = self._found[k].guard_manager.root
+                found = Unchanged.of(root, seen, self._scope, self._moving)
                 quick[k], known[k] = (found.fits, self._call(k, found, seen)), found
             except CannotWatch as problem:
                 said = f"all guards look in every call: {problem}"

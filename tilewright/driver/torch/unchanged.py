@@ -4,14 +4,16 @@ Guards look at every attribute of every part of a module that was traced: for tw
 longer than all else in a call takes. Python counts the changes of a dictionary in the dictionary
 itself, so here the numbers of those that the guards look into are compared, by a native loop, with
 what else decides: classes, cells, lists, and what torch says of a tensor's shape and dtype. Only
-where a word differs do the guards look again. What is not about the module (arguments, globals, the
-state of torch) they check in every call.
+where a word differs do the guards look again. Globals, most of them functions and modules of
+libraries, are watched in the same way until they are seen to change. Arguments and the state of
+torch are checked by guards in every call.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,6 +30,7 @@ from tilewright.runtime.library import Library
 from tilewright.targets import host
 
 _MODULE = "L['function']"
+_PART = re.compile(r"L\['function'\]|G\['\w+'\]")
 # A loop over entries: an address, and the words that are expected from there on. They are compared
 # without a branch between them: there are thousands, and branches that are foreseen wrongly would
 # cost more than all else.
@@ -79,11 +82,20 @@ class CannotWatch(ValueError):
 class Unchanged:
     """A module, and the guards of what was compiled for it."""
 
-    def __init__(self, guards: _Guards, found: _Found, scope: Mapping[str, Any]) -> None:
-        self.sources = frozenset(guards.inside)
+    def __init__(
+        self,
+        guards: _Guards,
+        found: _Found,
+        scope: Mapping[str, Any],
+        root: Any,
+        watched: Sequence[str],
+    ) -> None:
+        self.sources = frozenset(guards.parts.get(_MODULE, ()))
         self._found: list[_Found] = []  # with it objects that live, and stay where they are
         self._look_at(found)
-        self._differ, self._rest = _differ(), guards.rest.check
+        skipped = tuple(watched)
+        rest = root.clone_manager(lambda node: not node.get_source().startswith(skipped))
+        self._differ, self._rest = _differ(), rest.check
         self._own, self._others = frozenset(guards.own), None
         if guards.own and guards.others:
             listed = ", ".join(guards.others)
@@ -135,60 +147,80 @@ class Unchanged:
     def difference(self, seen: dict[str, Any]) -> str:
         """What is not as it was."""
         for x in self._found:
-            for (address, was), whose in x.named:
-                if [_word(address + k * _WORD) for k in range(len(was))] != was:
+            for words, whose in x.named:
+                if _is_other(words):
                     return whose
         return "an argument, a global or the state of torch" if not self._rest(seen) else "nothing"
 
+    def changed(self) -> set[str]:
+        """The globals that are not as they were."""
+        found = self._found[0]
+        parts = [(name, found.named[a:b]) for name, (a, b) in found.parts.items()]
+        return {name for name, words in parts if any(map(_is_other, (w for w, _ in words)))}
+
     @staticmethod
-    def of(root: Any, seen: dict[str, Any], scope: Mapping[str, Any]) -> Unchanged:
-        """Of a call that the guards have just accepted; `CannotWatch` where something that they
-        look at cannot be watched, or gradients are computed: a tensor's need of one is elsewhere.
-        """
+    def of(
+        root: Any, seen: dict[str, Any], scope: Mapping[str, Any], moving: Collection[str] = ()
+    ) -> Unchanged:
+        """Of a call that the guards have just accepted; `CannotWatch` where something of the module
+        cannot be watched, or gradients are computed: a tensor's need of one is elsewhere. Globals
+        that can be are watched too, but for those that are known to change (`moving`)."""
         if not counts_changes() or not hasattr(root, "clone_manager"):
             raise CannotWatch("Python or torch is laid out in another way than is known")
         if torch.is_grad_enabled():
             raise CannotWatch("gradients may be computed")
         if not isinstance(seen["function"], nn.Module):
             raise CannotWatch("this is no module")
-        source = ""
         try:
             found, guards = _Found(), _Guards(root)
-            for source, alone in guards.inside.items():
-                found.whose = source
-                value = eval(source, {"L": seen, "G": scope})
-                found.add(value)
-                if alone:
-                    guards.own.append(id(value))
-            return Unchanged(guards, found, scope)
+            found.add(scope)  # from which guards fetch globals
+            watched = [_MODULE]
+            guards.own += found.part(guards.parts.get(_MODULE, {}), seen, scope)
+            for name, sources in guards.parts.items():
+                if name != _MODULE and name not in guards.related and name not in moving:
+                    kept = found.copy()
+                    try:
+                        start = len(found.named)
+                        found.part(sources, seen, scope)
+                        found.parts[name] = start, len(found.named)
+                        watched.append(name)
+                    except Exception:  # guards look at this one
+                        found = kept
+            return Unchanged(guards, found, scope, root, watched)
         except Exception as problem:  # a source that is no expression, or a value of another kind
-            raise CannotWatch(f"{source or 'guards'}: {problem}") from None
+            raise CannotWatch(f"{found.whose or 'guards'}: {problem}") from None
 
 
 class _Guards:
-    """Where guards look, as expressions: inside the module, each with whether no other source may
-    hold the same tensor, and other sources of which that is required; those of all else."""
+    """Where guards look, as expressions, by the module or the global that they begin with, each
+    with whether no other source may hold the same tensor; other sources of which that is required;
+    globals whose guards are about more than one source."""
 
     def __init__(self, root: Any) -> None:
-        self.inside: dict[str, bool] = {}
+        self.parts: dict[str, dict[str, bool]] = {}
         self.others: list[str] = []
         self.own: list[int] = []  # tensors of the module that no other source may hold
-        self.rest = root.clone_manager(lambda node: not node.get_source().startswith(_MODULE))
-        waiting = [(root, False)]
+        self.related: set[str] = set()
+        waiting: list[tuple[Any, str | None]] = [(root, None)]
         while waiting:
-            node, below = waiting.pop()
+            node, part = waiting.pop()
             source = node.get_source()
-            below = below or source.startswith(_MODULE)
+            begins = _PART.match(source)
+            part = part or (begins[0] if begins is not None else None)
             kinds = {type(x).__name__ for x in node.get_leaf_guards()}
-            if below and not kinds.isdisjoint(_RELATIONS):
+            related = not kinds.isdisjoint(_RELATIONS)
+            if part == _MODULE and related:
                 raise ValueError("this guard is about more than the module")
-            if below:
-                self.inside[source] = self.inside.get(source, False) or _ALONE in kinds
-            elif _ALONE in kinds:
+            if part is not None:
+                sources = self.parts.setdefault(part, {})
+                sources[source] = sources.get(source, False) or _ALONE in kinds
+            if part != _MODULE and _ALONE in kinds:
                 self.others.append(source)
+            if part is not None and (related or _ALONE in kinds):
+                self.related.add(part)
             pairs = getattr(node, "get_key_value_managers", dict)().values()
             below_it = [x for pair in pairs for x in pair if x is not None]
-            waiting += [(x, below) for x in (*below_it, *node.get_child_managers())]
+            waiting += [(x, part) for x in (*below_it, *node.get_child_managers())]
 
 
 class _Found:
@@ -199,8 +231,27 @@ class _Found:
         self.tensors: list[_Words] = []
         self.named: list[tuple[_Words, str]] = []  # all of them, and of what they tell
         self.whose = ""  # of what those tell that are added
+        self.parts: dict[str, tuple[int, int]] = {}  # which of them tell of a global
         self.keeps: list[Any] = []
         self._known: set[int] = set()
+
+    def copy(self) -> _Found:
+        made = _Found()
+        made.words, made.tensors, made.named = [*self.words], [*self.tensors], [*self.named]
+        made.parts, made.keeps, made._known = {**self.parts}, [*self.keeps], {*self._known}
+        return made
+
+    def part(
+        self, sources: Mapping[str, bool], seen: dict[str, Any], scope: Mapping[str, Any]
+    ) -> list[int]:
+        """Adds what sources hold; returns which objects no other source may hold."""
+        alone = []
+        for self.whose, only in sources.items():
+            value = eval(self.whose, {"L": seen, "G": scope})
+            self.add(value)
+            if only:
+                alone.append(id(value))
+        return alone
 
     def add(self, value: Any) -> None:
         if id(value) in self._known or isinstance(value, _FIXED):
@@ -277,6 +328,11 @@ class _Found:
             raise ValueError("this object is laid out in another way")
         self.words.append((address, [word]))
         self.named.append((self.words[-1], self.whose))
+
+
+def _is_other(words: _Words) -> bool:
+    address, was = words
+    return [_word(address + k * _WORD) for k in range(len(was))] != was
 
 
 def _word(address: int) -> int:
