@@ -318,6 +318,22 @@ def test_why_a_module_is_not_watched() -> None:
     assert "gradients" in event.message
 
 
+@counted
+def test_globals_that_change_are_left_to_guards(compiled: Compiled) -> None:
+    """A loop in a script binds names again and again: other globals of it are still looked at."""
+    x, fits = torch.ones(2, 4), []
+    with torch.no_grad():
+        compiled._misses, compiled._moving = 0, set()
+        for k in range(6):
+            globals()["LATEST"] = k
+            fits.append(quick(compiled, x))
+            compiled(x)
+        assert fits[-3:] == [True] * 3 and any("test_unchanged" in m for m in compiled._moving)
+        with set_global(compiled.original):  # type: ignore  (a module of this file)
+            assert not quick(compiled, x)
+        compiled._moving = set()
+
+
 def test_an_order_that_may_change_is_not_watched() -> None:
     with pytest.raises(ValueError, match="order"):
         unchanged._Found().add(OrderedDict(a=1))

@@ -171,8 +171,9 @@ class Unchanged:
             raise CannotWatch("gradients may be computed")
         if not isinstance(seen["function"], nn.Module):
             raise CannotWatch("this is no module")
+        found = _Found()
         try:
-            found, guards = _Found(), _Guards(root)
+            guards = _Guards(root)
             found.add(scope)  # from which guards fetch globals
             watched = [_MODULE]
             guards.own += found.part(guards.parts.get(_MODULE, {}), seen, scope)
