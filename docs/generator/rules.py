@@ -21,7 +21,7 @@ The kinds of dtypes in conditions are `f` floats, `i` integers, `u` unsigned int
 
 {proved} of {count} rules are *proved*: both sides have one normal form, for symbolic sizes and
 every dtype named. The others are *tested*: evaluated only, for the reason given. The tests prove
-or evaluate every rule again, as `tilewright rules` does.
+or evaluate every rule again, as `tilewright prove` does.
 [How rules are proved](../proofs.md).
 
 What a rule *may change* of floats:

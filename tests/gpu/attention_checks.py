@@ -15,6 +15,7 @@ from tests.gpu.model_checks import judged
 from tests.gpu.timing import medians
 from tests.graph.build import arg, graph
 from tilewright import ops
+from tilewright.driver.program import default_passes
 from tilewright.driver.program.grid_run import GridProgram
 from tilewright.graph import grid_key_blocks
 from tilewright.ir.node import Graph
@@ -140,6 +141,7 @@ class Variant:
     keys: int = 0  # 0: what suits
     way: Way = PLAIN
     ahead: int = 1
+    atomic: bool = False  # all gradients by one kernel
 
     def program(self, made: Graph) -> GridProgram:
         """Scheduled anew, whatever is cached."""
@@ -147,6 +149,7 @@ class Variant:
             (grid_key_blocks, "FIXED", self.keys),
             (grid_chain_ways, "WAY", self.way),
             (grid_chains, "AHEAD", self.ahead),
+            (default_passes, "GPU", default_passes.with_atomics(default_passes.GPU, self.atomic)),
         )
         before = [getattr(module, name) for module, name, _ in places]
         try:
@@ -162,7 +165,8 @@ class Variant:
         words = [name if x is True else f"{name} {x}" for name, x, usual in own if x != usual]
         keys = f"{self.keys} keys" if self.keys else ""
         ahead = f"{self.ahead} ahead" if self.ahead > 1 else ""
-        return " ".join(filter(None, (keys, ahead, *words))) or "plain"
+        atomic = "atomic" if self.atomic else ""
+        return " ".join(filter(None, (keys, ahead, atomic, *words))) or "plain"
 
 
 # By the width of heads, the best that is known first. A slack of 2: the second product goes on
@@ -174,7 +178,6 @@ VARIANTS = {
     ),
     128: (
         *(Variant(128, Way(3, 2)), Variant(128, Way(3, 2, walks=True))),
-        *(Variant(128, Way(3, 2, walks=True, turns=True)), Variant(128, Way(3, 2, turns=True))),
         *(Variant(128, Way(3, walks=True)), Variant(64)),
     ),
 }

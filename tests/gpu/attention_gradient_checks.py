@@ -19,7 +19,6 @@ from tilewright.ir.node import Graph, Node
 from tilewright.ir.operator import outputs_of
 from tilewright.ir.types import bf16, f32
 from tilewright.kernel.defaults import grid_chains
-from tilewright.kernel.defaults.grid_chain_ways import Way
 
 CASES = (*FORWARD[:6], Case(16, 12, 128, 64))
 
@@ -120,18 +119,12 @@ def compiled() -> Found:
 
 
 # The best that is known first.
-VARIANTS = (
-    Variant(),
-    Variant(way=Way(4, turns=True, hastens=True, groups=2)),
-    Variant(way=Way(4, turns=True, hastens=True, groups=2, walks=True)),
-    Variant(way=Way(4, hastens=True, groups=2, walks=True)),
-    Variant(way=Way(4, turns=True, groups=2)),
-    Variant(way=Way(hastens=True)),
-)
+VARIANTS = (Variant(), Variant(atomic=True), Variant(atomic=True, ahead=2))
 
 
 def variant(c: Case, v: Variant) -> Found:
-    """The gradients by another schedule: right, with the same bits every time, and timed."""
+    """The gradients by another schedule: right, with the same bits every time unless they are
+    added up in any order, and timed."""
     x = c.inputs()
     whole = [t.repeat_interleave(c.heads // t.shape[1], 1) for t in x]
     ahead = torch.ops.aten._scaled_dot_product_flash_attention(*whole, 0.0, c.causal)
@@ -141,7 +134,8 @@ def variant(c: Case, v: Variant) -> Found:
     got, want = made(*given), _eager(c, x, grad)()
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, atol=0.03, rtol=0.03)
-    assert all(torch.equal(a, b) for a, b in zip(got, made(*given), strict=True)), "runs differ"
+    same = [torch.equal(a, b) for a, b in zip(got, made(*given), strict=True)]
+    assert all(same[1:]) and (same[0] or v.atomic), "runs differ"
     calls: dict[str, list[Callable[[], object]]] = {"ours": [lambda: made(*given)]}
     with sdpa_kernel(BACKENDS["cudnn"]):
         peer = _eager(c, x, grad)

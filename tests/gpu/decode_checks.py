@@ -14,19 +14,11 @@ from tests.gpu.decode import FULL, TINY, Size, example
 from tests.gpu.model_checks import SHORT, judged, model
 from tests.gpu.phase_times import replay_of, rows, whole
 from tests.gpu.timing import host_seconds, medians
-from tilewright.runtime.cuda import tasks
 from tilewright.runtime.cuda.program import CudaProgram
 
 Found = dict[str, Any]
 # (columns, depth): of the bar, of the layers of a model of a billion weights, of its head.
 VECTORS = ((16384, 4096), (4096, 16384), (3072, 2048), (2048, 8192), (32000, 2048))
-# By name: bytes that a block fetches at a wait, and that it may be ahead.
-AHEADS = {
-    "no fetching": (0, 0),
-    "32 KiB": (2**15, 3 * 2**15),
-    "64 KiB": (2**16, 2**17),
-    "128 KiB": (2**17, 2**17),
-}
 
 
 def _copied(size: int) -> float:
@@ -62,31 +54,37 @@ def one_row(columns: int, depth: int) -> Found:
 
 
 def step(s: Size, dtype: torch.dtype, timed: bool) -> Found:
-    """A step as one kernel and as a CUDA graph of the same kernels: right, then timed."""
+    """A step as one kernel, as a CUDA graph of the same kernels, which overlap, and of plain ones:
+    right, then timed."""
     net, inputs = example(s, dtype, "cuda")
     token, at, keys, values = inputs
     others = ((token + 1) % s.words, at // 2, keys.flip(2).contiguous(), values)
     one = tw.compile(net, one_kernel=True)
-    graph = tw.compile(net, choose="default")
+    graphs = {name: tw.compile(net, choose=name) for name in ("early", "default")}
     found: Found = {"error": 0.0}
     wide = copy.deepcopy(net).double()
     with torch.no_grad():
         for given in (inputs, others, inputs, others, inputs):
             eager = net(*given)
             exact = wide(*(x.double() if x.is_floating_point() else x for x in given))
-            for f in (one, graph):
+            for f in (one, *graphs.values()):
                 found["error"] = max(found["error"], judged(f(*given), exact, eager))
         del wide
         (made,) = one.units[0].programs
         assert isinstance(made, CudaProgram) and made.tasks is not None, made.not_one_kernel
         found["facts"] = f"{made.tasks.facts}, {made.tasks.resident} blocks"
         if timed:
-            found |= _times(s, net, one, graph, made, [inputs, others])
+            found |= _times(s, net, one, graphs, made, [inputs, others])
     return found
 
 
 def _times(
-    s: Size, net: Any, one: Any, graph: Any, made: CudaProgram, given: list[tuple[Any, ...]]
+    s: Size,
+    net: Any,
+    one: Any,
+    graphs: dict[str, Any],
+    made: CudaProgram,
+    given: list[tuple[Any, ...]],
 ) -> Found:
     assert made.tasks is not None
     moved = 2 * (s.weights + 2 * s.layers * s.groups * s.keys * s.head)
@@ -95,11 +93,12 @@ def _times(
         return [lambda x=x: f(*x) for x in given]
 
     measured = tw.compile(net)  # libraries too, where they are faster
-    contenders = {"one kernel": one, "graph": graph, "measured": measured, "eager": net}
+    contenders = {"one kernel": one, "measured": measured, "eager": net}
+    contenders |= {f"graph, {name}": f for name, f in graphs.items()}
     t = medians({name: calls(f) for name, f in contenders.items()}, 20)
     host = host_seconds(lambda: one(*given[0]), 50)
-    for blocks in range(1, made.tasks.facts.blocks + 1):
-        t |= _fetching(made, calls(one), blocks)
+    for blocks in range(1, made.tasks.facts.blocks):
+        t[f"{blocks} blocks"] = _with_blocks(made, calls(one), blocks)
     shown = ", ".join(f"{k}: {v * 1e6:.0f} us" for k, v in t.items())
     return {
         "us": t["one kernel"] * 1e6,
@@ -111,25 +110,16 @@ def _times(
     }
 
 
-def _fetching(
-    made: CudaProgram, calls: list[Callable[[], object]], blocks: int
-) -> dict[str, float]:
-    """Seconds of a call with so many blocks a multiprocessor, by what they fetch at a wait."""
+def _with_blocks(made: CudaProgram, calls: list[Callable[[], object]], blocks: int) -> float:
+    """Seconds of a call with so many blocks a multiprocessor."""
     assert made.tasks is not None
-    t: dict[str, float] = {}
-    before, each = (tasks.AHEAD_BYTES, tasks.AHEAD_MOST), made.tasks.facts.blocks
-    made.tasks.blocks = made.tasks.resident // each * blocks
-    for name, ahead in AHEADS.items():
-        tasks.AHEAD_BYTES, tasks.AHEAD_MOST = ahead
-        made.trim()
-        try:
-            key = f"{blocks} blocks, {name}"
-            t[key] = medians({key: calls}, 20)[key]
-        finally:
-            tasks.AHEAD_BYTES, tasks.AHEAD_MOST = before
-    made.tasks.blocks = made.tasks.resident
+    made.tasks.blocks = made.tasks.resident // made.tasks.facts.blocks * blocks
     made.trim()
-    return t
+    try:
+        return medians({"": calls}, 20)[""]
+    finally:
+        made.tasks.blocks = made.tasks.resident
+        made.trim()
 
 
 def by_kernel(s: Size, dtype: torch.dtype) -> Found:
@@ -157,8 +147,6 @@ def by_kernel(s: Size, dtype: torch.dtype) -> Found:
     shown = ", ".join(f"{k} {v * 1e6:.0f} us" for k, v in total.items())
     found.sort(key=lambda r: -r.count * r.launch)
     phases = len(replay_of(made).launches)
-    fetched = _fetching(made, [lambda: one(*inputs)], made.tasks.facts.blocks)
-    shown += "".join(f", {k} {v * 1e6:.0f} us" for k, v in fetched.items())
     lines = "".join(f"\n  {r}" for r in found)
     shown += f"; {made.tasks.facts}, {phases} phases"
     return {"us": t["one kernel"] * 1e6, "error": off, "facts": f"{shown}{lines}"}

@@ -3,19 +3,21 @@ time of one goes.
 
     python -m tests.gpu.decode_times --predict            # the table of phases; needs no GPU
     python -m tests.gpu.decode_times                      # all forms
-    python -m tests.gpu.decode_times --forms early --fetching --phases
+    python -m tests.gpu.decode_times --forms early,timed --phases
+    python -m tests.gpu.decode_times --forms overlap --resident 1 --apart 9999
 
 Lines are printed as they are found, with the seconds since the beginning. Forms: `early` is one
-kernel whose tasks begin before they wait, `plain` one whose tasks do not, `graph` a CUDA graph of
-plain kernels, `graph early` one of kernels that copy first, `overlap` the same where each kernel
-begins before the one before it ends, `signal first` is `early` where a block signals before its
-warps go on, `timed` is `early` with the time at which each phase ends, shown by kind. Whole
-programs are cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
+kernel whose tasks begin before they wait, `timed` the same with the time at which each phase ends,
+shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels, `waiting`
+the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap` one of
+kernels that copy first, and then wait; in `all overlap` others wait themselves, too. Programs are
+cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -28,21 +30,22 @@ import tilewright as tw
 from tests.gpu.decode import FULL, Size, example
 from tests.gpu.phase_times import replay_of, rows
 from tests.gpu.timing import medians
+from tilewright import targets
+from tilewright.base import knobs
+from tilewright.kernel.defaults import grid_row_blocks, grid_streams
 from tilewright.llvm import tasks as layout
-from tilewright.runtime.cuda import replay, tasks
 from tilewright.runtime.cuda.program import CudaProgram
 
 FORMS: dict[str, dict[str, Any]] = {
+    "overlap": {"choose": "early"},
+    "all overlap": {"choose": "early"},
     "early": {"one_kernel": True},
-    "signal first": {"one_kernel": True},
     "timed": {"one_kernel": True},
     "plain": {"one_kernel": True, "choose": "default"},
     "graph": {"choose": "default"},
-    "graph early": {"choose": "early"},
-    "overlap": {"choose": "early"},
+    "waiting": {"choose": "default"},
 }
-# Bytes that a block fetches into the cache at a wait, and that it may be ahead.
-AHEADS = ((0, 0), (2**15, 2**16), (2**16, 2**17), (2**17, 2**17), (2**17, 2**18), (2**18, 2**18))
+WAITING = ("waiting", "all overlap")  # of these, all kernels wait for the one before themselves
 BEGAN = time.perf_counter()
 
 
@@ -55,54 +58,60 @@ def say(*what: object) -> None:
 
 @dataclass(frozen=True)
 class Expected:
-    """A kind of phases: how many there are, bytes that one reads of memory; what it takes from the
-    moment when its last input is there if all it copies is there too; does it begin to read when
-    its blocks come, or only when the phase before it ends?"""
+    """A phase: bytes that it reads of memory, and what it takes from the moment when its last input
+    is there if all it copies is there too."""
 
     kind: str
-    count: int
     bytes: int
     chain: float
-    early: bool = True
-
-    def seconds(self, rate: float, wait: float) -> float:
-        """While blocks wait for the phase before, memory is read already."""
-        read = self.bytes / rate
-        return max(wait + self.chain, read + END) if self.early else wait + read + self.chain
 
 
 WAIT = 1.3e-6  # from the last block's signal to the first use by others (measured: a bare phase)
 END = 0.7e-6  # from the last bytes to the signal: sums of a warp, a store, a fence
+LATENCY = 1e-6  # of memory
 
 
-def expected(s: Size, early: bool = True) -> Iterator[Expected]:
+def expected(s: Size) -> Iterator[Expected]:
     """The phases of a step. Chains are counted, in microseconds: a read of the row from the cache
     0.5, a norm 0.3, the products of what was copied 0.3 for each result of a warp, and a signal
-    END."""
-    two, layer = 2, s.layers
+    END. Scores: queries 0.7, positions and products 0.5; values: scores 0.6, their own key 0.3,
+    maximum, exponents and sum 0.6, products and their sum 0.6."""
+    two = 2
     own = s.head * (s.heads + 2 * s.groups)
-    sums = (s.hidden * 2 * s.inner, s.inner * s.hidden, s.hidden * s.words)
-    keys = 2 * s.groups * s.keys * s.head
-    yield Expected("qkv", layer, two * s.hidden * own, 0.8e-6 + 0.9e-6 + END, early)
-    yield Expected("attention", layer, two * keys, 3.0e-6 if early else 5.5e-6, early)
-    yield Expected("out", layer, two * s.hidden * s.heads * s.head, 0.5e-6 + 0.6e-6 + END, early)
-    yield Expected("gate and up", layer, two * sums[0], 0.8e-6 + END, early)
-    yield Expected("down", layer, two * sums[1], 0.5e-6 + END, early)
-    yield Expected("head", 1, two * sums[2], 0.8e-6 + END, early)
-    yield Expected("others", 7, 0, 0.5e-6, early)
+    keys = s.groups * s.keys * s.head
+    yield from (Expected("others", 0, 0.5e-6) for _ in range(4))
+    for _ in range(s.layers):
+        yield Expected("qkv", two * s.hidden * own, 0.8e-6 + 0.9e-6 + END)
+        yield Expected("scores", two * keys, 1.2e-6 + END)
+        yield Expected("values", two * keys, 2.1e-6 + END)
+        yield Expected("out", two * s.hidden * s.heads * s.head, 0.5e-6 + 0.6e-6 + END)
+        yield Expected("gate and up", two * s.hidden * 2 * s.inner, 0.8e-6 + END)
+        yield Expected("down", two * s.inner * s.hidden, 0.5e-6 + END)
+    yield Expected("head", two * s.hidden * s.words, 0.8e-6 + END)
 
 
 def predict(s: Size, rate: float) -> None:
-    moved = sum(x.count * x.bytes for x in expected(s))
+    """What one block of a multiprocessor has copied when its phase begins is limited by its shared
+    memory. With two of them, its copies begin when the phase before the one before ends."""
+    phases = list(expected(s))
+    moved = sum(x.bytes for x in phases)
+    grid = targets.get("cuda:90").grid
+    assert grid is not None
     say(f"floor: {moved / 1e9:.2f} GB at {rate / 1e12:.1f} TB/s are {moved / rate * 1e6:.0f} us")
-    for early in (True, False):
-        found = list(expected(s, early))
-        for x in found:
-            t, read = x.seconds(rate, WAIT), x.bytes / rate
-            say(f"  {x.count:3} x {x.kind:12} {x.bytes / 1e6:6.1f} MB {read * 1e6:5.1f} us read, "
-                f"{t * 1e6:5.1f} us, {x.count * t * 1e6:5.0f} us in all")  # fmt: skip
-        total = sum(x.count * x.seconds(rate, WAIT) for x in found)
-        say(f"one kernel, {'early' if early else 'plain'}: {total * 1e6:.0f} us")
+    for blocks in (1, 2):
+        room = grid.shared // blocks * grid.multiprocessors
+        ends, memory = [0.0] * blocks, 0.0  # when phases end, and when memory is free
+        took: dict[str, list[float]] = {}
+        for x in phases:
+            ready = ends[-1] + WAIT
+            memory = max(memory, ends[-blocks] + LATENCY) + min(x.bytes, room) / rate
+            if x.bytes > room:
+                memory = max(memory, ready) + (x.bytes - room) / rate
+            ends.append(max(ready + x.chain, memory + END if x.bytes else 0.0))
+            took.setdefault(x.kind, []).append(ends[-1] - ends[-2])
+        say(f"one kernel, {blocks} blocks a multiprocessor: {ends[-1] * 1e6:.0f} us")
+        for kind, each in took.items():
+            say(f"  {len(each):3} x {kind:12} {sum(each) / len(each) * 1e6:5.1f} us")
 
 
 # ---- what is found
@@ -110,10 +119,9 @@ def predict(s: Size, rate: float) -> None:
 
 def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) -> Any:
     """A form that has run, if its results are near eager's."""
-    replay.OVERLAP, layout.SIGNAL_FIRST = form == "overlap", form == "signal first"
     layout.TIMED = form == "timed"
-    fast = tw.compile(net, **FORMS[form])
-    with torch.no_grad():
+    with torch.no_grad(), knobs.overlap.override(form in WAITING):
+        fast = tw.compile(net, **FORMS[form])
         got, want = [fast(*inputs) for _ in range(3)][-1], net(*inputs)
     off = max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(got, want, strict=True))
     (made,) = fast.units[0].programs
@@ -126,20 +134,6 @@ def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) 
     say(f"{form}: differs from eager by {off:.4f} of the largest; {said}")
     assert off < 0.05, "the result is wrong"
     return fast
-
-
-def fetching(made: CudaProgram, call: Callable[[], object]) -> None:
-    """The same one kernel, by what its blocks fetch ahead."""
-    before = tasks.AHEAD_BYTES, tasks.AHEAD_MOST
-    for at, most in AHEADS:
-        tasks.AHEAD_BYTES, tasks.AHEAD_MOST = at, most
-        made.trim()
-        try:
-            t = medians({"": [call]}, 20)[""]
-            say(f"fetching {at // 1024} KiB at a wait, {most // 1024} ahead: {t * 1e6:.0f} us")
-        finally:
-            tasks.AHEAD_BYTES, tasks.AHEAD_MOST = before
-    made.trim()
 
 
 def timeline(made: CudaProgram) -> None:
@@ -155,7 +149,9 @@ def timeline(made: CudaProgram) -> None:
             at = layout.counter_place(p.counter) + layout.TIME
             now = int(raw[at : at + 8].view(np.int64)[0])
             took = (now - (last or now)) * 1e-3
-            spent.setdefault((kept.get(p.kind, p.kind), p.tasks), []).append(took)
+            whole, _, part = p.kind.rpartition("_")
+            kind = kept.get(p.kind) or f"{part} of {kept.get(whole, p.kind)}"
+            spent.setdefault((kind, p.tasks), []).append(took)
             last = max(now, last)
     for (kind, count), each in sorted(spent.items(), key=lambda x: -sum(x[1])):
         own = sorted(each)
@@ -176,7 +172,8 @@ def main() -> None:
     parser.add_argument("--forms", default=",".join(FORMS), help="separated by commas")
     parser.add_argument("--layers", type=int, default=FULL.layers)
     parser.add_argument("--phases", action="store_true", help="each kind of phases alone")
-    parser.add_argument("--fetching", action="store_true", help="what is fetched ahead")
+    parser.add_argument("--resident", type=int, help="blocks of a multiprocessor that copy early")
+    parser.add_argument("--apart", type=int, help="KiB of a row of attention that is divided")
     parser.add_argument("--predict", action="store_true", help="only what is expected")
     parser.add_argument("--rate", type=float, default=4.2e12, help="bytes a second of memory")
     given = parser.parse_args()
@@ -184,6 +181,12 @@ def main() -> None:
     predict(size, given.rate)
     if given.predict:
         return
+    if given.resident is not None or given.apart is not None:
+        os.environ[knobs.compile_processes.name] = "0"  # others do not know what is changed here
+    if given.resident is not None:
+        grid_streams.RESIDENT = given.resident
+    if given.apart is not None:
+        grid_row_blocks.APART = given.apart * 1024
     net, inputs = example(size, torch.bfloat16, "cuda")
     say("the model is there")
     calls: dict[str, list[Callable[[], object]]] = {}
@@ -196,8 +199,6 @@ def main() -> None:
                 say(f"{form}: {medians({form: calls[form]}, 20)[form] * 1e6:.0f} us")
                 if form == "timed":
                     timeline(made)
-                if made.tasks is not None and given.fetching:
-                    fetching(made, calls[form][0])
                 if made.tasks is not None and given.phases:
                     by_phase(made, calls[form][0])
             except Exception as why:  # the other forms are worth their time

@@ -25,7 +25,6 @@ from tests.gpu.emulate_warps import (
     PATIENCE,
     Arrivals,
     Copies,
-    Counted,
     described,
     group_product,
     matrices,
@@ -213,7 +212,7 @@ class Threads:
         self.together = Meeting(1)  # of the cluster
         self.warps: list[Meeting] = []
         self.groups: list[Meeting] = []  # of four warps
-        self.named: dict[tuple[int, int, int], Counted] = {}
+        self.named: dict[tuple[int, int, int], Meeting] = {}
         self.few: dict[tuple[int, int], Meeting] = {}  # threads of a warp
         self.lock = threading.Lock()
         self.values: list[Any] = []
@@ -248,9 +247,7 @@ class Threads:
         give("nvvm_barrier_cluster_arrive_aligned", None, (), released)
         give("nvvm_barrier_cluster_wait_aligned", None, (), lambda: self._meet(self.together))
         name = "nvvm_barrier_cta_sync_aligned_count"
-        give(name, None, (number, number), lambda k, n: self._some(k, n).wait(PATIENCE))
-        name = "nvvm_barrier_cta_arrive_aligned_count"
-        give(name, None, (number, number), lambda k, n: self._some(k, n).arrive() and None)
+        give(name, None, (number, number), lambda k, n: self._meet(self._some(k, n)))
         name = "nvvm_bar_warp_sync"
         give(name, None, (number,), self._warp_wait)
         for name, t in (("f32", ctypes.c_float), ("i32", number)):
@@ -344,11 +341,11 @@ class Threads:
         few = None if all_ else self._few(mask.bit_count())
         self._meet(few or self.warps[self.mine.number // WARP])
 
-    def _some(self, number: int, count: int) -> Counted:
+    def _some(self, number: int, count: int) -> Meeting:
         """A barrier by its number, of so many threads."""
         with self.lock:
             key = self.mine.rank, number, count
-            return self.named.setdefault(key, Counted(count))
+            return self.named.setdefault(key, Meeting(count))
 
     def _few(self, count: int) -> Meeting:
         """A barrier of so many threads of the only warp."""

@@ -296,31 +296,6 @@ def described(
     return np.array([address, item, len(shape), *shape, *strides, item, *box, swizzle], np.int64)
 
 
-class Counted:
-    """A barrier that so many threads come to, some of which do not wait for the others."""
-
-    def __init__(self, count: int) -> None:
-        self.count = self.left = count
-        self.phase = 0
-        self.changed = threading.Condition()
-
-    def arrive(self) -> int:
-        """The phase that this is part of."""
-        with self.changed:
-            here = self.phase
-            self.left -= 1
-            if not self.left:
-                self.phase, self.left = here + 1, self.count
-                self.changed.notify_all()
-            return here
-
-    def wait(self, seconds: float) -> None:
-        with self.changed:
-            here = self.arrive()
-            ended = self.changed.wait_for(lambda: self.phase != here, seconds)
-            assert ended, "threads do not all come to a barrier"
-
-
 @dataclass
 class _Barrier:
     """A memory barrier: its phase ends when all arrivals have come and all bytes have."""

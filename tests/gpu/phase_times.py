@@ -14,7 +14,7 @@ from tilewright.runtime.cuda.memory import Memory
 from tilewright.runtime.cuda.plan import Planned
 from tilewright.runtime.cuda.program import CudaProgram
 from tilewright.runtime.cuda.replay import Replay
-from tilewright.runtime.cuda.tasks import Table, TaskReplay, Tasks, phases_of, with_ahead
+from tilewright.runtime.cuda.tasks import Table, TaskReplay, Tasks, phases_of
 
 MANY = 48  # phases of a kind at least, so that what begins and ends a kernel counts little
 
@@ -63,7 +63,7 @@ def in_turn(
         for k, p in enumerate(phases)
     )
     g = TaskGraph(tasks.blocks, tasks.image.threads, last, tuple(linked))
-    g = check(with_ahead(g, launches), tasks.resident)
+    g = check(g, tasks.resident)
     table = Memory.of(tasks.device, Table(g, launches, tasks.image, values).words)
     counters = Memory.of(tasks.device, np.zeros(layout.counter_place(g.counters), np.uint8))
     return lambda stream: tasks.launch(g, table.address, counters.address, stream), g
@@ -112,8 +112,7 @@ def _rows(made: CudaProgram, names: Mapping[str, str], rounds: int) -> Iterator[
             rounds,
         )
         uses = launches[0].uses or ()
-        moved = sum(s.size * g.phases[0].tasks for s in launches[0].streams)
-        moved = moved or sum(u.size for u in uses if u.space != ARENA)
+        moved = sum(u.size for u in uses if u.space != ARENA)
         size = len(own), g.phases[0].tasks, g.phases[0].threads
         each = t["launch"] / len(chosen), t["phase"] / len(chosen)
         symbol, _, part = kind.rpartition("_")

@@ -13,6 +13,7 @@ from torch import nn
 import tilewright as tw
 from tests.gpu.fake import FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
 from tilewright import targets
+from tilewright.base import knobs
 from tilewright.base.errors import Invalid
 from tilewright.driver.torch import late
 from tilewright.kernel.defaults import grid_windows
@@ -60,6 +61,22 @@ def test_calls_are_one_graph_whose_addresses_are_replaced(gpu: Gpu) -> None:
     shown = str(tw.explain(fast))
     assert "no fallbacks" in shown and "contract" in shown
     assert ".visible .entry" in tw.explain(fast).assembly(0)
+
+
+def test_all_kernels_begin_before_the_one_before_ends(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TILEWRIGHT_OVERLAP; of a library's product nobody knows when others may begin."""
+    monkeypatch.setenv(knobs.overlap.name, "1")
+    library, machine = fake_machine(targets.get("cuda:90"))
+    net = Net().eval()
+    with torch.no_grad():
+        fast = on_fake_gpu(net, machine, strict=True)
+        for _ in range(2):
+            x = torch.randn(1, 4)
+            close(fast(x), net(x))
+    count = library.calls.count("cuGraphAddKernelNode_v2")
+    assert count > 1 and library.calls.count("cuGraphAddDependencies_v2") == count - 1
 
 
 def test_a_call_does_only_what_can_have_changed(gpu: Gpu) -> None:

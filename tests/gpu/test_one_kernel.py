@@ -25,7 +25,7 @@ from tilewright.kernel.interpret import RunError
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.simt_tasks import Body
 from tilewright.kernel.tasks import faults, parse_tasks, print_tasks
-from tilewright.runtime.cuda import program, replay
+from tilewright.runtime.cuda import program
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.program import CudaProgram
 from tilewright.runtime.cuda.tasks import TaskReplay
@@ -165,7 +165,6 @@ class Rows(nn.Module):
 @pytest.mark.slow
 def test_tasks_and_kernels_of_a_graph_begin_early(gpu: Gpu, monkeypatch: Any) -> None:
     """What they copy first are weights, so they wait for others after that."""
-    monkeypatch.setattr(replay, "OVERLAP", True)
     library, machine = fake_machine(targets.get("cuda:90"))
     net = Rows(128).eval()
     with torch.no_grad():

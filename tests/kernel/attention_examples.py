@@ -108,32 +108,31 @@ Tensorize('s.i0', 'nvptx.wgmma.1.nn.bf16')
 )
 
 
-# A product of what another one becomes, both by asynchronous instructions; rows for one group of
-# warps, or for two.
-def _twice(rows: int, more: str = "", made: str = "s[p.i0,p.i1,p.i2] * 0.5") -> str:
+# A product of what another one becomes, both by asynchronous instructions.
+def _twice(more: str = "", made: str = "s[p.i0,p.i1,p.i2] * 0.5") -> str:
     return f"""
 group later
-  in a: bf16[{rows},64]
+  in a: bf16[64,64]
   in b: bf16[2,64,64]
   in c: bf16[2,64,64]
-  out y: f32[{rows},64]
-  local q: bf16[{rows},64]
+  out y: f32[64,64]
+  local q: bf16[64,64]
   local k: bf16[2,64,64]
   local v: bf16[2,64,64]
-  local s: f32[2,{rows},64]
-  local p: bf16[2,{rows},64]
-  local e: f32[2,{rows},64]
-  local t: f32[2,{rows},64]
-  local o: f32[{rows},64]
-  q[q.i0,q.i1] = a[q.i0,q.i1] for q.i0 in {rows}, q.i1 in 64
+  local s: f32[2,64,64]
+  local p: bf16[2,64,64]
+  local e: f32[2,64,64]
+  local t: f32[2,64,64]
+  local o: f32[64,64]
+  q[q.i0,q.i1] = a[q.i0,q.i1] for q.i0 in 64, q.i1 in 64
   k[k.i0,k.i1,k.i2] = b[k.i0,k.i1,k.i2] for k.i0 in 2, k.i1 in 64, k.i2 in 64
   v[v.i0,v.i1,v.i2] = c[v.i0,v.i1,v.i2] for v.i0 in 2, v.i1 in 64, v.i2 in 64
   s[s.i0,s.i1,s.i2] add= cast<f32>(q[s.i1,s.r0]) * cast<f32>(k[s.i0,s.i2,s.r0]) \
-for s.i0 in 2, s.i1 in {rows}, s.i2 in 64, s.r0 in 64 from 0.0{more}
-  p[p.i0,p.i1,p.i2] = cast<bf16>({made}) for p.i0 in 2, p.i1 in {rows}, p.i2 in 64
+for s.i0 in 2, s.i1 in 64, s.i2 in 64, s.r0 in 64 from 0.0{more}
+  p[p.i0,p.i1,p.i2] = cast<bf16>({made}) for p.i0 in 2, p.i1 in 64, p.i2 in 64
   o[o.i0,o.i1] add= cast<f32>(p[o.r0,o.i0,o.r1]) * cast<f32>(v[o.r0,o.r1,o.i1]) \
-for o.i0 in {rows}, o.i1 in 64, o.r0 in 2, o.r1 in 64 from 0.0
-  y[y.i0,y.i1] = o[y.i0,y.i1] for y.i0 in {rows}, y.i1 in 64
+for o.i0 in 64, o.i1 in 64, o.r0 in 2, o.r1 in 64 from 0.0
+  y[y.i0,y.i1] = o[y.i0,y.i1] for y.i0 in 64, y.i1 in 64
 """
 
 
@@ -143,10 +142,10 @@ def _without(group: str, *stages: str) -> str:
     )
 
 
-def _both(groups: int, others: tuple[str, ...] = (), products: tuple[str, ...] = ()) -> str:
-    tile = f"i//{64 * groups}, i//16%{4 * groups}, j//8, i//8%2, i%8, j//2%4, j%2"
+def _both(others: tuple[str, ...] = (), products: tuple[str, ...] = ()) -> str:
+    tile = "i//64, i//16%4, j//8, i//8%2, i%8, j//2%4, j%2"
     wide = ("s", "p", *others, *products)
-    first = f"nvptx.wgmma.{groups}.nn.bf16"
+    first = "nvptx.wgmma.1.nn.bf16"
     return f"""
 Reorder(('o.r0', 'o.i0', 'o.i1', 'o.r1'))
 {"".join(f"ComputeAt('{x}', 'o.r0')" + chr(10) for x in ("p", *others, *products, "s"))}
@@ -163,16 +162,15 @@ Relayout('o', 'i, j -> {tile}')
 {"".join(_bound(f"{x}.i1", f"{x}.i2") for x in ("k", "v", "s.init", "p", *others))}
 {"".join(_bound(f"{x}.init.i1", f"{x}.init.i2") for x in products)}
 {"".join(f"Tensorize('{x}.i1', '{first}')" + chr(10) for x in ("s", *products))}
-Tensorize('o.i0', 'nvptx.wgmma.{groups}.rt.bf16')
+Tensorize('o.i0', 'nvptx.wgmma.1.rt.bf16')
 """
 
 
-TWICE, BOTH = _without(_twice(64), "e", "t"), _both(1)
-BY_TWO, BY_GROUPS = _without(_twice(128), "e", "t"), _both(2)
+TWICE, BOTH = _without(_twice(), "e", "t"), _both()
 # One more product, which does not need the first one.
 _MORE = """
   e[e.i0,e.i1,e.i2] = exp(s[e.i0,e.i1,e.i2] * 0.01) for e.i0 in 2, e.i1 in 64, e.i2 in 64
   t[t.i0,t.i1,t.i2] add= cast<f32>(q[t.i1,t.r0]) * cast<f32>(v[t.i0,t.i2,t.r0]) \
 for t.i0 in 2, t.i1 in 64, t.i2 in 64, t.r0 in 64 from 0.0"""
-THRICE = _twice(64, _MORE, "e[p.i0,p.i1,p.i2] * t[p.i0,p.i1,p.i2]")
-ALL_THREE = _both(1, ("e",), ("t",))
+THRICE = _twice(_MORE, "e[p.i0,p.i1,p.i2] * t[p.i0,p.i1,p.i2]")
+ALL_THREE = _both(("e",), ("t",))

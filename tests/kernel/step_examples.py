@@ -5,8 +5,6 @@ from __future__ import annotations
 from tests.kernel.attention_examples import (
     ALL_THREE,
     BOTH,
-    BY_GROUPS,
-    BY_TWO,
     CAUSAL,
     COPIES,
     GROUPS,
@@ -18,7 +16,7 @@ from tests.kernel.attention_examples import (
     USES,
 )
 from tests.kernel.box_groups import ALL_BOXED, BOXED, BOXES, ONE_FOR_ALL
-from tests.kernel.step_groups import ANYWHERE, ANYWHERE_SUMS
+from tests.kernel.step_groups import ANYWHERE, ANYWHERE_SUMS, DEFERRED
 
 MAP = """
 group map
@@ -448,7 +446,7 @@ EXAMPLES = {
     "wait-once": (GROUPS, USES, "WaitOnce('s.r0.0')"),
     "delay": (TWICE, BOTH, "Delay('o.r0', 'o')"),
     "hasten": (THRICE, ALL_THREE, "Hasten('o.r0')"),
-    "take-turns": (BY_TWO, BY_GROUPS, "TakeTurns('o.r0')"),
+    "defer": (DEFERRED, "", "Defer('b')"),
     "components": (RUNNING, "Reorder(('t.r0', 't.i0', 't.i1'))", "Components('t', 1)"),
     "swizzle": (TWO, "SetScope('t', 'shared')", "Swizzle('t', 1, 1, 1)"),
     "bind": (MAP, "Split('y.i0', 16)\nBind('y.i0.0', 'block.x')", "Bind('y.i0.1', 'thread.x')"),
@@ -496,7 +494,7 @@ EXAMPLES = {
     "mirror": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Mirror('y.i0.0', 10)"),
     "backwards": (TRIANGLE, "Trim('s.r0')", "Backwards('s.r0')"),
     "walk": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Walk('y.i0.0', 4)"),
-    "add-atomically": (SCATTERED, "Split('y.i0', 8)", "AddAtomically('y.i0.0', 'y.i0.1')"),
+    "add-atomically": (SCATTERED, "", "AddAtomically('y')"),
     "prefetch": (SUM, "", "Prefetch('x', 's.i0', 2)"),
     "prefetch-sums": (SUM, "Split('s.r0', 8)\nReorder(('s.r0.0', 's.i0', 's.r0.1'))", SUMS_AHEAD),
     "prefetch-over": (SUM, "Split('s.r0', 32)", "Prefetch('x', 's.i0', 1, 's.r0.0')"),

@@ -15,6 +15,7 @@ from tests.graph.build import arg
 from tilewright import ops, targets
 from tilewright.base.events import Log
 from tilewright.driver.program.default_passes import passes as default_passes
+from tilewright.driver.program.default_passes import with_atomics
 from tilewright.graph.cluster import Cluster
 from tilewright.graph.fuse import Fused, fuse
 from tilewright.ir import dim as D
@@ -28,13 +29,10 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, f32, from_memory, to_memory
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
-from tilewright.kernel.defaults import grid_chain_ways
-from tilewright.kernel.defaults.grid_chain_ways import Way
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
-    Acquire,
     Barrier,
     Loop,
     Nest,
@@ -45,6 +43,7 @@ from tilewright.kernel.nest import (
     walk,
 )
 from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.text import nest_text, parse_nest
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 from tilewright.ops.attention import AttentionBackward
@@ -100,9 +99,9 @@ class Heads:
         return Graph("backward", (*given, *more), outs)
 
 
-def fused(g: Graph) -> Fused:
-    listed = [p.on(GPU) for p in default_passes(GPU)]
-    return fuse(passes.run(listed, g, Log()), GPU, Log())
+def fused(g: Graph, target: Target = GPU, atomic: bool = False) -> Fused:
+    listed = [p.on(target) for p in with_atomics(default_passes(target), atomic)]
+    return fuse(passes.run(listed, g, Log()), target, Log())
 
 
 @dataclass(frozen=True)
@@ -132,8 +131,8 @@ class Chain:
         return evaluate(made, list(given.values()))
 
 
-def chains(g: Graph, target: Target = GPU) -> Iterator[Chain]:
-    for c in fused(g).clusters:
+def chains(g: Graph, target: Target = GPU, atomic: bool = False) -> Iterator[Chain]:
+    for c in fused(g, target, atomic).clusters:
         if c.kind == "chain":
             group = build_group("chain", c.nodes, c.inputs, c.outputs, roles=c.roles)
             yield Chain(c, group, default_schedule(group, target)[1])
@@ -208,43 +207,72 @@ def test_gradients_are_what_they_were(shared: int, mask: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize(
     "left_out",
-    [Wait(0, products=True), Wait(1, products=True), Wait(0), Barrier()],
-    ids=["products", "first products", "copies", "barrier"],
+    [Wait(0, products=True), Wait(0), Barrier()],
+    ids=["products", "copies", "barrier"],
 )
-def test_waits_are_needed(left_out: Stmt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_chain_ways, "WAY", Way(hastens=True))
+def test_waits_are_needed(left_out: Stmt) -> None:
     _, c = chains(Heads(128, 64).backward())
     body = transform(c.nest.body, lambda s: () if s == left_out else (s,))
     with pytest.raises(RunError):
         simt.run(replace(c.nest, body=body), c.numbers())
 
 
+# Few enough for small groups to have tiles for all of them.
+ONE = nvptx.with_numbers(GPU, multiprocessors=1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("a", "walks"),
-    [
-        (Heads(256, 256, heads=2, shared=2, causal=True), True),
-        (Heads(256, 256, heads=4, shared=2, causal=True), True),
-        (Heads(200, 300, 72, heads=2, shared=2), False),
-    ],
-    ids=str,
+    "a", [Heads(128, 256, 128, causal=True), Heads(64, 128, 128, heads=2, causal=True)], ids=str
 )
-def test_gradients_by_two_groups_in_turn(
-    a: Heads, walks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a producer: right, and what it brings is needed until it is released."""
-    way = Way(2, turns=True, hastens=True, groups=2, walks=walks)
-    monkeypatch.setattr(grid_chain_ways, "WAY", way)
-    target = nvptx.with_numbers(GPU, multiprocessors=1 if walks else 132)
-    for c in chains(a.backward(), target):
-        verify(c.nest)
-        given = c.numbers()
-        got = emulate.run(c.nest, given, target=target)
-        for b, want in zip(c.group.outputs, c.wanted(given), strict=True):
-            np.testing.assert_allclose(got[b.name], want, **NEAR)
-        late = transform(c.nest.body, lambda s: (Acquire(3),) if s == Acquire(2) else (s,))
-        with pytest.raises(RunError, match=r"in flight|still reads"):
-            simt.run(replace(c.nest, body=late), given)
+def test_all_gradients_by_one_kernel(a: Heads) -> None:
+    """Those of queries are added up by atomics: right, and nothing of it can be left out."""
+    (c,) = chains(a.backward(), ONE, True)
+    judged(c, True)
+    for left_out in (Wait(0, products=True), Wait(0), Barrier()):
+        body = transform(c.nest.body, lambda s, x=left_out: () if s == x else (s,))
+        with pytest.raises(RunError):
+            simt.run(replace(c.nest, body=body), c.numbers())
+
+
+@pytest.mark.slow
+def test_plain_additions_of_several_tiles_are_a_race() -> None:
+    (c,) = chains(Heads(64, 256, 128).backward(), ONE, True)
+
+    def one(s: Stmt) -> tuple[Stmt, ...]:
+        return (replace(s, atomic=False),) if isinstance(s, Store) else (s,)
+
+    with pytest.raises(RunError):
+        simt.run(replace(c.nest, body=transform(c.nest.body, one)), c.numbers())
+
+
+def test_the_code_of_all_gradients() -> None:
+    """Five products, of which two or more go on at a time; zeros, the kernel, and rounding."""
+    (c,) = chains(Heads(4096, 4096, 128, 4, 16, 16, True).backward(), GPU, True)
+    verify(c.nest)
+    assert parse_nest(nest_text(c.nest)) == c.nest
+    made = emit_kernels(legalise(c.nest, GPU), GPU)
+    assert [x.threads for x in made.launches] == [(256, 1, 1), (4, 8, 8), (256, 1, 1)]
+    ptx = assembly(made.text, GPU)
+    assert ptx.count("add.f32 ") >= 32 and ptx.count("wgmma.mma_async") == 32
+    # One before the loop, one where what is multiplied is stored.
+    assert ptx.count("fence.proxy.async") == 2
+    assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
+
+
+@pytest.mark.parametrize(
+    "a",
+    [
+        Heads(2000, 2048, 128, 4, 16, 16),
+        Heads(2048, 2000, 128, 4, 16, 16),
+        Heads(2048, 2048, 64, 4, 16, 16),
+        Heads(512, 512, 128),
+    ],
+    ids=["rows", "keys", "narrow", "few"],
+)
+def test_two_kernels_where_one_does_not_fit(a: Heads) -> None:
+    found = [c for c in fused(a.backward(), GPU, True).clusters if c.kind == "chain"]
+    assert [len(c.outputs) for c in found] == [1, 2]
 
 
 def _blocks(a: Heads, which: int) -> tuple[Loop, list[Loop]]:
@@ -278,14 +306,6 @@ def test_masks_are_in_the_last_blocks() -> None:
         ]
         assert bool(conditions) == (x is rest)
     assert rest.extent == 1
-
-
-def test_products_go_on_while_others_are_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores are powers while their gradients are multiplied, and these when the next begins."""
-    monkeypatch.setattr(grid_chain_ways, "WAY", Way(hastens=True))
-    _, (loop,) = _blocks(Heads(128, 128), 1)
-    waits = [s.pending for s in loop.body if isinstance(s, Wait) and s.products]
-    assert waits == [1, 1, 0]
 
 
 def test_the_code_of_gradients() -> None:

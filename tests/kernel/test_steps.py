@@ -9,15 +9,11 @@ import pytest
 
 from tests.kernel.attention_examples import (
     ALL_THREE,
-    BOTH,
-    BY_GROUPS,
-    BY_TWO,
     COPIES,
     IN_GROUPS,
     IN_PARTS,
     ONLINE,
     THRICE,
-    TWICE,
 )
 from tests.kernel.box_groups import ALL_BOXED, BOXED, BOXES, ONE_FOR_ALL
 from tests.kernel.fuzz import Judge
@@ -49,6 +45,7 @@ from tests.kernel.step_examples import (
     SCAN,
     SCANNED,
     SCATTER,
+    SCATTERED,
     SOME_PARTS,
     STREAMED,
     SUM,
@@ -58,6 +55,7 @@ from tests.kernel.step_examples import (
     TWO,
     WINDOW,
 )
+from tests.kernel.step_groups import DEFERRED
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.kernel.check import verify
@@ -85,7 +83,7 @@ NOT_NATIVE += (
     "wait-once",
     "delay",
     "hasten",
-    "take-turns",
+    "defer",
     "add-atomically",
 )
 
@@ -289,13 +287,14 @@ REFUSALS = [
     (COPIES, "SetScope('u', 'shared')", "JoinCopies('u')", "u is read before a group is committed"),
     (COPIES, IN_GROUPS, "JoinCopies('s')", "s is local"),
     (GRID, "", "Delay('y.i0', 'y')", "y is no asynchronous product that y.i0 waits for"),
-    (GRID, "", "Hasten('y.i0')", "y.i0 does not begin several asynchronous products"),
-    (THRICE, ALL_THREE + "Hasten('o.r0')\n", "Hasten('o.r0')", "lets products go on already"),
-    (TWICE, BOTH, "TakeTurns('o.r0')", "4 warps are not several groups of 4"),
-    (BY_TWO, BY_GROUPS, "TakeTurns('y.i0.1.0')", "begins no products that it waits for"),
-    (BY_TWO, BY_GROUPS + "TakeTurns('o.r0')\n", "TakeTurns('o.r0')", "take turns in o.r0 already"),
     (MAP, "Bind('y.i0', 'block.x')", "Pragma('y.i0', 'registers', 240)", "no loop has a producer"),
     (MAP, "Bind('y.i0', 'block.x')", "Pragma('y.i0', 'registers', 20)", "no multiple of 8"),
+    (GRID, "", "Hasten('y.i0')", "y.i0 does not begin several asynchronous products"),
+    (THRICE, ALL_THREE + "Hasten('o.r0')\n", "Hasten('o.r0')", "lets products go on already"),
+    (DEFERRED, "", "Defer('a')", "is written before"),
+    (DEFERRED, "ComputeAt('a', 'b.i0')", "Defer('a')", "a has no nest of its own"),
+    (SCATTERED, "AddAtomically('y')", "AddAtomically('y')", "added up atomically already"),
+    (MAP, "", "AddAtomically('y')", "y adds nothing up"),
     (GRID, "", "WaitOnce('y.i0')", "y.i0 does not end with a wait for products"),
     (TWO, "", "Components('t', 1)", "t is no tuple"),
     (RUNNING, "", "Components('t', 1)", "inside other loops than its own"),

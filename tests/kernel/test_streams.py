@@ -4,6 +4,7 @@ emitted code, and what is on its way when a block begins."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from tests.graph.build import arg, build, graph
 from tests.graph.test_row_blocks import attention
 from tests.kernel.test_grids import GPU, judge
 from tests.kernel.test_one_row import gated, times
+from tilewright.ir import dim as D
+from tilewright.ir.check import CheckFailed
 from tilewright.ir.node import Graph
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
-from tilewright.kernel.defaults import grid_streams
+from tilewright.kernel.defaults import grid_row_blocks, grid_streams
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.group import Group
 from tilewright.kernel.interpret import RunError, run_group
@@ -28,9 +31,7 @@ from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Await, Barrier, Nest, Stmt, Store, Wait, start, transform, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply, parse_trace, print_trace
-from tilewright.kernel.streams import streams
 from tilewright.kernel.text import nest_text, parse_nest
-from tilewright.kernel.threads import launches
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 
@@ -97,12 +98,51 @@ def test_keys_and_values_are_copied_early() -> None:
     judge(g, nest, {}, f32)
 
 
-def test_rows_that_share_keys_stream_through_them_together() -> None:
-    (g,) = groups(graph(attention(bf16, 2, 4, 512, 32)))
+def test_long_rows_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores are a launch of their own: each block has some keys of a row, then some columns."""
+    (g,) = groups(graph(attention(bf16, 8, 4, 1024, 64)))
+    made = emit_kernels(legalise(early(g), GPU), GPU).launches
+    assert [x.blocks for x in made] == [(128, 1, 1)] * 2 and all(x.early for x in made)
+    monkeypatch.setattr(grid_row_blocks, "APART", 0)
+    nest = check(graph(attention(f32, 1, 1, 128, 16)), f32)
+    assert len(emit_kernels(legalise(nest, GPU), GPU).launches) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [f32, bf16], ids=str)
+@pytest.mark.parametrize("size", [(2, 4, 256, 32), (1, 2, 256, 64), (1, 1, 512, 16)], ids=str)
+def test_divided_rows(monkeypatch: Any, d: DType, size: tuple[int, int, int, int]) -> None:
+    monkeypatch.setattr(grid_row_blocks, "APART", 0)
+    check(graph(attention(d, *size)), d)
+
+
+def test_what_all_blocks_read_comes_to_the_cache_before_the_wait() -> None:
+    """Weights of a norm, say; not what blocks read parts of."""
+    (g,) = groups(gated(bf16, 32, 2048))
     nest = early(g)
-    (launch,) = launches(nest.body)
-    found = [x[1:] for x in streams(nest, launch) if x[2] >= 512 * 32 * 2]
-    assert found == [(512 * 32 * 2, 512 * 32 * 2, 0, 4)] * 2  # every four blocks
+    (waits,) = (s for s, _ in walk(nest.body) if isinstance(s, Await))
+    names = {b.name: b.size for b in nest.buffers if b.scope == "in"}
+    assert waits.fetched and all(names[x] == 2048 for x in waits.fetched)
+    text = emit_kernels(legalise(nest, GPU), GPU).text
+    assert text.count("prefetch.global.L2") >= len(waits.fetched)
+    large = max(names, key=lambda x: int(D.bounds(names[x])[1]))
+    bad = transform(nest.body, lambda s: (Await((f"{large}9",)),) if s is waits else (s,))
+    with pytest.raises(CheckFailed, match="fetched meanwhile"):
+        verify(replace(nest, body=bad))
+
+
+def test_a_kernel_reads_nothing_before_it_has_waited() -> None:
+    """But for what is copied early, and whatever its nest says of waiting."""
+    (g,) = groups(plain(bf16, 16, 512))
+    for choices in (Choices(early=True), Choices()):
+        legal = legalise(default_schedule(g, GPU, choices)[1], GPU)
+        made = emit_kernels(legal, GPU, waits=True)
+        ptx = assembly(made.text, GPU)
+        head, _, rest = ptx.partition("griddepcontrol.wait")
+        assert "ld.global" not in head and "griddepcontrol.launch_dependents" in head
+        assert "ld.global." in rest and "ld.global.nc" not in rest
+        assert all(x.waits for x in made.launches)
+    assert not any(x.waits for x in emit_kernels(legal, GPU).launches)
 
 
 def test_copies_that_are_not_waited_for_are_found() -> None:
@@ -123,7 +163,8 @@ def test_copies_that_are_not_waited_for_are_found() -> None:
     ids=["gate and up", "down"],
 )
 def test_as_much_is_on_its_way_as_there_is_room(made: Graph, bytes_: int) -> None:
-    """Layers of a model of a billion weights: a task for each multiprocessor, nothing spilled."""
+    """Layers of a model of a billion weights: a task for each multiprocessor, which has all of its
+    shared memory; nothing spilled."""
     (g,) = groups(made)
     code = emit_kernels(legalise(early(g), GPU), GPU)
     (launch,) = code.launches

@@ -152,10 +152,11 @@ def test_assembled_code_is_loaded_or_the_ptx_where_it_is_refused(refused: bool) 
 
 def test_launches() -> None:
     library, d = gpu()
-    function = Module("", d).function("k", 65536)
-    assert ("cuFuncSetAttribute", 8, 65536) in [
-        (name, *args[1:]) for name, args in library.calls if name == "cuFuncSetAttribute"
-    ]
+    module = Module("", d)
+    function = module.function("k", 65536)
+    module.function("k", beside=True)
+    set_ = [args[1:] for name, args in library.calls if name == "cuFuncSetAttribute"]
+    assert set_ == [(8, 65536), (9, 100)]
     launch = Launcher(function, (128, 2, 1), 3)
     launch([1 << 40, -5, 7], (10, 1, 1), 99)
     assert library.launched == [[1 << 40, -5, 7]]

@@ -1,4 +1,4 @@
-"""A program as one kernel: its table, what is fetched ahead, and modules put together."""
+"""A program as one kernel: its table, and modules put together."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tilewright.llvm import tasks as layout
 from tilewright.llvm.grid import Launch
 from tilewright.llvm.objects import assembly
 from tilewright.llvm.tasks import Kind, emit_tasks, merged
-from tilewright.runtime.cuda import tasks
-from tilewright.runtime.cuda.image import Stream, TasksImage
-from tilewright.runtime.cuda.plan import FIXED, Planned
+from tilewright.runtime.cuda import program, tasks
+from tilewright.runtime.cuda.image import TasksImage
+from tilewright.runtime.cuda.plan import FIXED, Plan, Planned, PlannedCall
 
 NOBODY: Any = None  # launches are described here, not done
 
@@ -36,7 +36,6 @@ def launch(source: int, start: int, weight: int, blocks: int = 8) -> Planned:
         (source, weight, 9, FIXED),
         "k",
         uses,
-        (Stream("w", 4096, 4096),),
         ("x", "w", "y"),
     )
 
@@ -49,41 +48,6 @@ def graph(launches: list[Planned], blocks: int = 4) -> tasks.TaskGraph:
     return ordered(tasks.phases_of(launches, IMAGE.kinds), blocks, 256)
 
 
-def test_weights_are_fetched_in_the_order_of_use_and_not_too_far_ahead(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tasks, "AHEAD_BYTES", 8192)
-    monkeypatch.setattr(tasks, "AHEAD_MOST", 12288)
-    found = [launch(0, 0, 1), launch(0, 256, 2), launch(0, 512, 3)]
-    g = tasks.with_ahead(graph(found), found)
-    # Every block has two tasks of each phase.
-    asked = [[(a.phase, a.first, a.last) for a in p.ahead] for p in g.phases]
-    assert asked == [[(0, 0, 2)], [(1, 0, 2)], [(2, 0, 2)]]
-    monkeypatch.setattr(tasks, "AHEAD_BYTES", 16384)
-    monkeypatch.setattr(tasks, "AHEAD_MOST", 16384)
-    g = tasks.with_ahead(graph(found), found)
-    asked = [[(a.phase, a.first, a.last) for a in p.ahead] for p in g.phases]
-    assert asked == [[(0, 0, 2), (1, 0, 2)], [(2, 0, 2)], []]
-
-
-def test_what_begins_early_is_not_fetched_but_what_comes_after(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tasks, "AHEAD_BYTES", 8192)
-    monkeypatch.setattr(tasks, "AHEAD_MOST", 8192)
-    found = [replace(launch(0, 256 * k, k + 1), early=("w",)) for k in range(3)]
-    g = tasks.with_ahead(graph(found), found)
-    assert [[a.phase for a in p.ahead] for p in g.phases] == [[1], [2], []]
-    # What every second task reads counts half, and begins where it begins.
-    shared = [replace(p, streams=(Stream("w", 4096, 4096, 64, 2),)) for p in found]
-    g = tasks.with_ahead(graph(shared), shared)
-    assert [[a.phase for a in p.ahead] for p in g.phases] == [[1, 2], [], []]
-    assert (g.phases[0].ahead[0].start, g.phases[0].ahead[0].every) == (64, 2)
-    table = tasks.Table(g, shared, IMAGE, [p.values(ADDRESSES) for p in shared])
-    row = table.words[0, layout.AHEAD :]
-    assert row[layout.ADDRESS] == 2064 and row[layout.EVERY] == 2
-
-
 def test_memory_that_is_read_early_is_named_and_not_written() -> None:
     early = [replace(launch(0, 256 * k, k + 1), early=("w",)) for k in range(2)]
     g = graph(early)
@@ -94,12 +58,24 @@ def test_memory_that_is_read_early_is_named_and_not_written() -> None:
     assert [p.early for p in graph([writes, *early]).phases] == [(), ("address1",), ()]
 
 
-def test_what_is_written_is_not_fetched() -> None:
-    writes = launch(0, 0, 1)
-    other = Use("address1", 0, 64, True)
-    assert writes.uses is not None
-    found = [launch(0, 0, 1), Planned(NOBODY, (1, 1, 1), (0,), (1,), "k", (other,))]
-    assert not any(p.ahead for p in tasks.with_ahead(graph(found), found).phases)
+def test_launches_begin_early_where_nothing_before_writes_what_they_read() -> None:
+    plain = replace(launch(0, 0, 1), waits=True)
+    early = replace(launch(0, 256, 2), waits=True, early=("w",))
+    writes = Planned(NOBODY, (1, 1, 1), (0,), (5,), "k", (Use("address5", 0, 64, True),))
+    far = [100_000 * k for k in range(10)]
+    assert tasks.begins_early([launch(0, 0, 1), plain, early], far) == [False, True, True]
+    # Written, though it has another name; by a launch whose memory is not known; by a library.
+    same = [*far[:5], far[2] + 4096, *far[6:]]
+    assert tasks.begins_early([writes, early], far) == [False, True]
+    assert tasks.begins_early([writes, early], same) == [False, False]
+    unknown = replace(plain, uses=None)
+    assert tasks.begins_early([unknown, plain, early], far) == [True, True, False]
+    library = PlannedCall(NOBODY, (), ())
+    assert tasks.begins_early([library, early, plain], far) == [False, False, True]
+    # A graph that has other addresses than it was made for is another one where that matters.
+    plan = Plan((writes, early), 0)
+    shape, graph_ = program._Shape(plan, 0), program._Graph(NOBODY, NOBODY, (), far)
+    assert program._as_ordered(graph_, shape, far) and not program._as_ordered(graph_, shape, same)
 
 
 def test_addresses_that_overlap_are_one_memory() -> None:
@@ -112,20 +88,15 @@ def test_addresses_that_overlap_are_one_memory() -> None:
     assert not tasks.same_memory(found, [p.values(far) for p in found])
 
 
-def test_a_table_follows_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "AHEAD_BYTES", 32768)
+def test_a_table_follows_its_values() -> None:
     found = [launch(0, 0, 1), launch(0, 256, 2)]
-    g = tasks.with_ahead(graph(found), found)
+    g = graph(found)
     table = tasks.Table(g, found, IMAGE, [p.values(ADDRESSES) for p in found])
     row = table.words[1]
     assert list(row[layout.VALUES : layout.VALUES + 4]) == [0, 2000, 90_256, 5]
     assert row[layout.TASKS] == 8 and row[layout.FIRST] == 0 and row[layout.COUNTER] == -1
-    places = {(k, n) for k, p in enumerate(g.phases) for n, a in enumerate(p.ahead) if a.phase == 1}
-    assert places
     table.put(1, 1, 77)
-    for k, n in places:
-        at = layout.AHEAD + n * layout.AHEAD_WORDS
-        assert table.words[k, at + layout.ADDRESS] == 77
+    assert row[layout.VALUES + 1] == 77
 
 
 def test_too_many_waits_are_refused() -> None:
@@ -163,7 +134,7 @@ end:
         made = emit_tasks(kinds, target.grid)
         assert made.threads == 64 and made.shared == 96
         ptx = assembly(made.text, target)
-        assert "ld.acquire.gpu" in ptx and "red.release.gpu" in ptx and "prefetch" in ptx
+        assert "ld.acquire.gpu" in ptx and "red.release.gpu" in ptx
         assert "globaltimer" not in ptx
         monkeypatch.setattr(layout, "TIMED", True)
         timed = assembly(emit_tasks(kinds, target.grid).text, target)

@@ -228,6 +228,14 @@ compile_processes: Knob[bool] = Knob(
     "0 compiles all kernels in this process: large programs otherwise start others to help",
     _show_bool,
 )
+overlap: Knob[bool] = Knob(
+    "TILEWRIGHT_OVERLAP",
+    lambda: False,
+    _parse_bool,
+    "1 lets every kernel of a CUDA graph begin before the one before it ends, where the GPU can; "
+    "it waits before it reads anything",
+    _show_bool,
+)
 choose: Knob[str] = Knob(
     "TILEWRIGHT_CHOOSE",
     lambda: "auto",

@@ -1,4 +1,4 @@
-"""The command line: `tilewright demo | compile | run | bench | explain | rules | passes`."""
+"""The command line: `tilewright demo | compile | run | bench | explain | prove | mine | passes`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver.api import torch_side
 from tilewright.driver.looking import demo as demos
-from tilewright.driver.looking import rules
+from tilewright.driver.looking import mine, rules
 from tilewright.driver.looking.explain import Explanation, explain
 from tilewright.driver.looking.graph_run import judge, random_array, random_inputs, run_arrays
 from tilewright.driver.looking.inputs import FORM, Loaded, load, parse_type
@@ -28,6 +28,7 @@ from tilewright.driver.program.default_passes import PRECISIONS, described, pass
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph
+from tilewright.superopt.vocabulary import VOCABULARIES
 
 _COMPARE = "tilewright.driver.looking.compare"
 _TORCH_API = "tilewright.driver.torch.api"
@@ -73,7 +74,8 @@ def argument_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, do: Callable[..., int], about: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=about, description=about)
+        others = ["rules"] if name == "prove" else []
+        made = commands.add_parser(name, aliases=others, help=about, description=about)
         made.set_defaults(do=do)
         return made
 
@@ -98,9 +100,15 @@ def argument_parser() -> argparse.ArgumentParser:
         if name == "explain":
             made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
             made.add_argument("--form", choices=KERNEL_FORMS, help="of that kernel (all)")
-    listed = command("rules", _rules, "prove the rewrite rules, and say which are only tested")
+    listed = command("prove", _rules, "prove the rewrite rules, and say which are only tested")
     listed.add_argument("name", nargs="*", help="of rules, such as add-0 or 'slice-*' (all)")
     listed.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    mined = command("mine", _mine, "find rewrite rules by enumeration, and prove them")
+    mined.add_argument("vocabulary", choices=sorted(VOCABULARIES), help="operators and leaves")
+    mined.add_argument("--operators", type=_positive, default=3, help="of a program, at most")
+    mined.add_argument("--seed", type=int, default=0, help="of the values that are compared")
+    mined.add_argument("--count", action="store_true", help="candidates only: nothing is proved")
+    mined.add_argument("--out", type=Path, metavar="FILE", help="write the rules there")
     shown = command("passes", _passes, "the default list of passes, with a line on each")
     shown.add_argument("--target", metavar="NAME", help="for another machine than this one")
     shown.add_argument("--precision", choices=PRECISIONS, default=PRECISIONS[0], help="of floats")
@@ -182,6 +190,10 @@ def _run(given: argparse.Namespace, console: Console) -> int:
 
 def _rules(given: argparse.Namespace, console: Console) -> int:
     return rules.show(given.name, given.json, console)
+
+
+def _mine(given: argparse.Namespace, console: Console) -> int:
+    return mine.show(given.vocabulary, given.operators, given.seed, given.out, given.count, console)
 
 
 def _passes(given: argparse.Namespace, console: Console) -> int:

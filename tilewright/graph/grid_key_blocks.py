@@ -55,6 +55,8 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
     block: int = 0  # keys; 0: what suits the sizes
     resident: int = of_target(264, _resident)  # blocks of threads at a time
     multiplies: bool = of_target(True, _multiplies)  # by an instruction, 16-bit floats
+    # Are all gradients one kernel, which adds those of queries up in any order?
+    atomic: bool = False
 
     def apply(self, program: Graph, log: Log) -> Graph:
         if not self.multiplies:
@@ -77,10 +79,19 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
                 least = min(guess(q.shape[-2]), guess(k.shape[-2]))
                 rows = source.op.rows(q, k, *rest[:1])[0]
                 if least >= FEW_ROWS and self.size(rows) is not None:
-                    made = source.op.recomputed(grad, q, k, *rest)
+                    made = source.op.recomputed(grad, q, k, *rest, once=self._once(q, k))
             return n if made is None else made[n.op.k]
 
         return rebuild(program, several)
+
+    def _once(self, q: Node, k: Node) -> bool:
+        """Whole tiles of wide heads, and enough of them for all multiprocessors."""
+        *outer, keys, width = k.shape
+        rows = q.shape[-2]
+        if not self.atomic or width != WIDEST or not isinstance(keys, int):
+            return False
+        whole = isinstance(rows, int) and rows % GROUP_ROWS == keys % ALONE_ROWS == 0
+        return whole and RESIDENT * prod(map(guess, outer)) * (keys // ALONE_ROWS) >= self.resident
 
     def size(self, scores: Node) -> int | None:
         """Of a block; None where the products are none of warps."""

@@ -43,8 +43,9 @@ class ProductChains:
                 if first is not None:
                     self._unite(first)
 
-    def _made_by(self, last: Region) -> Region | None:
-        """The product whose elements are the rows that another one multiplies."""
+    def _made_by(self, last: Region, across: bool = False) -> Region | None:
+        """The product whose elements are the rows that another one multiplies; `across`: whose
+        columns are."""
         anchor = last.anchor
         c = contraction(anchor) if anchor is not None else None
         if anchor is None or c is None or len(self.facts[anchor].inner) != 1:
@@ -55,7 +56,8 @@ class ProductChains:
         (read,) = left
         made = self.regions.of.get(read.source)
         rank = anchor.rank
-        rows = same_prefix(read.axes, read.source.shape, rank - 1) and read.axes[-1] == rank
+        batch = same_prefix(read.axes, read.source.shape, rank - 2)
+        rows = batch and read.axes[-2:] == ((rank, rank - 2) if across else (rank - 2, rank))
         fits = made is not None and made is not last and made.kind == "contract"
         if not fits or not rows or len(read.axes) != rank or read.source.dtype.bits != 16:
             return None
@@ -65,35 +67,48 @@ class ProductChains:
         return made
 
     def _unite(self, first: Region) -> None:
-        """One kernel of a product, those whose elements it is made with, and those of its rows."""
+        """One kernel of a product, those whose elements it is made with, and those of its rows. One
+        of its columns may be there too: its sums are over all tiles of rows."""
         firsts = self._beside(first)
         lasts: list[Region] = []
-        for r in firsts:
-            for n in r.nodes:
-                if n in self.results:
-                    return
-                for q, read in self.readers.get(n, ()):
-                    reader = self.regions.of[q]
-                    if reader in firsts:
-                        if not self._same_place(read):
-                            return
-                    elif reader.kind == "contract" and self._made_by(reader) in firsts:
-                        if reader not in lasts:
-                            lasts.append(reader)
-                    else:
+        across: list[Region] = []
+        for n in self._made_of_products(firsts):
+            if n in self.results:
+                return
+            for q, read in self.readers.get(n, ()):
+                reader = self.regions.of[q]
+                if reader in firsts:
+                    if not self._same_place(read):
                         return
-        whole = [*firsts, *lasts]
-        if not all(map(self._small, whole)):
+                elif reader.kind == "contract" and self._made_by(reader) in firsts:
+                    if reader not in lasts:
+                        lasts.append(reader)
+                elif reader.kind == "contract" and self._made_by(reader, True) in firsts:
+                    if reader not in across:
+                        across.append(reader)
+                else:
+                    return
+        whole = [*firsts, *across, *lasts]
+        if not all(map(self._small, whole)) or not lasts or len(across) > 1:
             return
         if len({x.domain for x in lasts}) != 1 or any(self._between(a, whole) for a in whole):
             return
         roles: dict[str, Node] = {}
-        for name, found in (("first", firsts), ("last", lasts)):
+        for name, found in (("first", firsts), ("last", lasts), ("across", across)):
             roles |= {f"{name}{k}": x.anchor for k, x in enumerate(found) if x.anchor is not None}
         end = lasts[-1]
         for x in whole[:-1]:
             self.regions.merge(x, end)
         end.kind, end.roles = "chain", roles
+
+    def _made_of_products(self, firsts: list[Region]) -> list[Node]:
+        """All but what such a product is only made with, such as a value for each column."""
+        made: list[Node] = []
+        for r in firsts:
+            for n in r.nodes:
+                if n is r.anchor or any(x.source in made for x in self.regions.reads[n]):
+                    made.append(n)
+        return [*made, *(n for r in firsts for n in r.nodes if n in self.results)]
 
     def _small(self, r: Region) -> bool:
         """Is it a product of matrices of 16 bits, as they are stored, that has a tile of rows, and

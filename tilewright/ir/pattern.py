@@ -11,7 +11,7 @@ they are commutative match in both orders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,16 +153,27 @@ class Match:
         return self.uses.get(n, 1) <= 1
 
 
-def match(pattern: Pattern, n: Node, uses: Mapping[Node, int] | None = None) -> Iterator[Match]:
-    """Every way in which the pattern matches at n."""
-    for bindings, nodes in _match(pattern, n, {}, ()):
+Forms = Callable[[Node], Iterable[Node]]
+"""Nodes known to be equal to an operand, that one among them: a pattern may match any of them."""
+
+
+def match(
+    pattern: Pattern,
+    n: Node,
+    uses: Mapping[Node, int] | None = None,
+    forms: Forms = lambda n: (n,),
+) -> Iterator[Match]:
+    """Every way in which the pattern matches at n, whose operands may be any of their forms."""
+    for bindings, nodes in _match(pattern, n, {}, (), forms):
         yield Match(n, bindings, nodes, uses or {})
 
 
 _State = tuple[dict[str, Any], tuple[Node, ...]]
 
 
-def _match(p: Pattern, n: Node, env: dict[str, Any], seen: tuple[Node, ...]) -> Iterator[_State]:
+def _match(
+    p: Pattern, n: Node, env: dict[str, Any], seen: tuple[Node, ...], forms: Forms
+) -> Iterator[_State]:
     if isinstance(p, Var):
         bound = env.get(p.name)
         if bound is None:
@@ -182,9 +193,9 @@ def _match(p: Pattern, n: Node, env: dict[str, Any], seen: tuple[Node, ...]) -> 
             elif have != want:
                 return
         seen = (*seen, n)
-        yield from _match_all(p.args, n.inputs, env, seen)
+        yield from _match_all(p.args, n.inputs, env, seen, forms)
         if n.op.commutative and len(p.args) == 2 and n.inputs[0] is not n.inputs[1]:
-            yield from _match_all(p.args, n.inputs[::-1], env, seen)
+            yield from _match_all(p.args, n.inputs[::-1], env, seen, forms)
     elif isinstance(p, Filled):
         value = filled_value(n)
         if value is not None and same_number(value, p.value):
@@ -197,7 +208,11 @@ _MISSING = object()
 
 
 def _match_all(
-    ps: tuple[Pattern, ...], ns: tuple[Node, ...], env: dict[str, Any], seen: tuple[Node, ...]
+    ps: tuple[Pattern, ...],
+    ns: tuple[Node, ...],
+    env: dict[str, Any],
+    seen: tuple[Node, ...],
+    forms: Forms,
 ) -> Iterator[_State]:
     if not ps:
         if not ns:
@@ -211,8 +226,9 @@ def _match_all(
         return
     if not ns:
         return
-    for inner, nodes in _match(first, ns[0], env, seen):
-        yield from _match_all(ps[1:], ns[1:], inner, nodes)
+    for form in (ns[0],) if isinstance(first, Var) else forms(ns[0]):
+        for inner, nodes in _match(first, form, env, seen, forms):
+            yield from _match_all(ps[1:], ns[1:], inner, nodes, forms)
 
 
 def same_number(a: Number, b: Number) -> bool:
@@ -319,10 +335,16 @@ class Rule:
         return self.left.op
 
     def apply(self, n: Node, uses: Mapping[Node, int] | None = None) -> tuple[Node, Match] | None:
-        """The replacement of n and how it matched, or None. The type never changes."""
-        if not self._may_match(n):
-            return None
-        for m in match(self.left, n, uses):
+        """The first replacement of n and how it matched, or None. The type never changes."""
+        return next(self._replacements(match(self.left, n, uses)), None) if self._fits(n) else None
+
+    def everywhere(self, n: Node, forms: Forms) -> Iterator[tuple[Node, Match]]:
+        """Every replacement of n, whose operands may be any of their forms."""
+        return self._replacements(match(self.left, n, None, forms))
+
+    def _replacements(self, matches: Iterable[Match]) -> Iterator[tuple[Node, Match]]:
+        for m in matches:
+            n = m.root
             if self.when is not None and not self.when(m):
                 continue
             out = build(self.right, m) if isinstance(self.right, Pattern) else self.right(m)
@@ -332,10 +354,9 @@ class Rule:
                 out = fit(out, n)
             if out.type != n.type:
                 raise Invalid(f"rule {self.name} turns {n!r} into {out!r}: the types differ")
-            return out, m
-        return None
+            yield out, m
 
-    def _may_match(self, n: Node) -> bool:
+    def _fits(self, n: Node) -> bool:
         """A quick look at the operands' operators, which refuses most nodes."""
         assert isinstance(self.left, Apply)
         for k, a in enumerate(self.left.args):

@@ -15,6 +15,7 @@ from tilewright.ir.check import CheckFailed, Fault, check, level, verify
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import Load, Reduce, Value, extent, loads, walk
 from tilewright.ir.maps import Map
+from tilewright.kernel.atomic import unlike_atomic
 from tilewright.kernel.axis import first_name
 from tilewright.kernel.group import ANYWHERE, ROLES, Buffer, Group, Stage
 from tilewright.kernel.guards import copied
@@ -310,6 +311,8 @@ def _nest_accesses(n: Nest) -> Iterator[Fault]:
             yield Fault(f"{s.stage} has a reduction inside its value", s)
         if s.asynchronous and (s.combine is not None or copied(s.value) is None):
             yield Fault(f"the asynchronous {s.stage} is not a copy", s)
+        if s.atomic and (what := unlike_atomic(n, s)):
+            yield Fault(what, s)
     for s, _ in walk_nest(n.body):
         yield from _load_faults(table, [x for v in own_values(s) for x in loads(v)], s)
         if isinstance(s, Prefetch):

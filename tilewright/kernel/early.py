@@ -44,8 +44,12 @@ def await_faults(n: Nest, body: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]]:
         return
     if len(found) > 1:
         yield "a block waits for earlier launches twice", found[1]
-    if Await() not in body:
+    if found[0] not in body:
         yield "a wait for earlier launches is inside a loop", found[0]
+    for name in found[0].fetched:
+        b = next((b for b in n.buffers if b.name == name), None)
+        if b is None or b.scope != "in" or b.pointer or not isinstance(b.size, int):
+            yield f"{name}, which is fetched meanwhile, is no input of a known size", found[0]
     for s in parts(body)[0]:
         if not isinstance(s, Alloc) and not only_begins(n, s):
             yield "more than copies of inputs is begun before the wait for earlier launches", s

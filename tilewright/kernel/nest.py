@@ -127,7 +127,8 @@ class Store:
     """buffer[index] = value, or buffer[index] combine= value.
 
     An asynchronous store is a copy that is only issued: it belongs to the next Commit of its
-    thread and has arrived after the Wait for that. One thread alone sees no difference.
+    thread and has arrived after the Wait for that. One thread alone sees no difference. Nor does it
+    of an atomic addition: blocks and threads may add to one cell, in any order.
     """
 
     stage: str
@@ -136,6 +137,7 @@ class Store:
     value: Value
     combine: Combine | None = None
     asynchronous: bool = False
+    atomic: bool = False
 
     @property
     def function(self) -> str | None:
@@ -184,15 +186,10 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A group of four warps waits until the one before passes its turn on (to the next one)."""
-
-    passes: bool = False
-
-
-@dataclass(frozen=True)
 class Await:
-    """What comes before needs nothing of earlier launches: a task waits for those here."""
+    """A task waits here for earlier launches. Inputs `fetched` come to the cache meanwhile."""
+
+    fetched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -260,12 +257,11 @@ class Report:
     condition: Value | None = None
 
 
-Fence = Union[Barrier, Commit, Wait, Acquire, Release, Turn, Await]
+Fence = Union[Barrier, Commit, Wait, Acquire, Release, Await]
 Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
 # What orders the threads of a block, and computes nothing.
-FENCES = (Barrier, Commit, Wait, Acquire, Release, Turn, Await)
-# What steps do not move anything across.
-BRANCHES = (If, While, Atomic, Report)
+FENCES = (Barrier, Commit, Wait, Acquire, Release, Await)
+BRANCHES = (If, While, Atomic, Report)  # what steps do not move anything across
 
 
 @dataclass(frozen=True)
@@ -510,7 +506,7 @@ def _substituted(s: Stmt, new: Rewriter, on_store: OnAccess | None) -> Stmt:
         buf, idx = cell(s.buffer, s.index)
         value = new(s.value)
         copies = s.asynchronous and copied(value) is not None  # what computes cannot be a copy
-        return Store(s.stage, buf, idx, value, s.combine, copies)
+        return Store(s.stage, buf, idx, value, s.combine, copies, s.atomic)
     if isinstance(s, Atomic):
         buf, idx = cell(s.buffer, s.index)
         compare = None if s.compare is None else new(s.compare)

@@ -23,6 +23,7 @@ import numpy as np
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.types import as_dtype
+from tilewright.kernel.atomic import in_one
 from tilewright.kernel.banks import Turns, given_rows, turns
 from tilewright.kernel.copies import Copies, Copy, Products
 from tilewright.kernel.dependence import linear_index
@@ -42,7 +43,6 @@ from tilewright.kernel.nest import (
     Release,
     Stmt,
     Store,
-    Turn,
     Wait,
     While,
     substitute_all,
@@ -180,8 +180,6 @@ class _Block:
                 self.copies.commit(who)
             elif isinstance(s, Wait):
                 self._wait(s, who)
-            elif isinstance(s, Turn):
-                self._all(who, "a turn")
             elif isinstance(s, Release) and self.producer is not None:
                 self._all(who, "a release")
                 self.producer.release(s)
@@ -396,6 +394,9 @@ class _Block:
     def store(self, s: Store, env: Env, who: np.ndarray, reader: Reader | None = None) -> None:
         if id(s) in self.grid.over:
             self._combine(s, env, who)
+            return
+        if s.atomic:
+            atomically(self, in_one(s), self.grid.nest.buffer(s.buffer).dtype, env, who)
             return
         n = len(who)
         b = self.grid.nest.buffer(s.buffer)

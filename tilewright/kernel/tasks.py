@@ -59,22 +59,6 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """Memory that blocks fetch into the cache before they wait: what their tasks of a later phase
-    read and no phase writes. Task t of that phase reads `size` bytes at `start` + `stride` *
-    (t // `every`) of an argument; a block fetches those of its tasks number `first` to `last`."""
-
-    phase: int
-    argument: int
-    stride: int
-    size: int
-    first: int
-    last: int
-    start: int = 0
-    every: int = 1
-
-
-@dataclass(frozen=True)
 class Phase:
     """The tasks of what would be one launch. A counter of -1 is none: nobody waits for the phase.
     Without `release` what was written is not visible to who sees the count: a fault."""
@@ -86,7 +70,6 @@ class Phase:
     waits: tuple[Wait, ...] = ()
     counter: int = -1
     release: bool = True
-    ahead: tuple[Ahead, ...] = ()
     early: tuple[str, ...] = ()  # spaces that tasks read before they wait
 
     @property
@@ -195,8 +178,6 @@ def faults(g: TaskGraph, resident: int | None = None) -> Iterator[str]:
             if not done >> j & 1 and conflict(p, g.phases[j]):
                 x, y = next((x, y) for x in p.uses for y in g.phases[j].uses if x.conflicts(y))
                 yield f"phase {k} ({x}) does not wait for phase {j} ({y})"
-        for a in p.ahead:
-            yield from _ahead_faults(g, k, a)
         yield from _too_early(g.phases, k)
 
 
@@ -207,13 +188,6 @@ def _too_early(phases: Sequence[Phase], k: int) -> Iterator[str]:
         for j, p in enumerate(phases[:k]):
             if any(u.writes and u.space == space for u in p.uses):
                 yield f"phase {k} reads {space} before it waits, and phase {j} writes it"
-
-
-def _ahead_faults(g: TaskGraph, k: int, a: Ahead) -> Iterator[str]:
-    if not k <= a.phase < len(g.phases):
-        yield f"phase {k} fetches for phase {a.phase}, which is not a later one"
-    if a.every < 1:
-        yield f"phase {k} fetches for every {a.every} tasks"
 
 
 def check(g: TaskGraph, resident: int | None = None) -> TaskGraph:
@@ -232,11 +206,6 @@ def print_tasks(g: TaskGraph) -> str:
         size = "x".join(map(str, p.blocks))
         lines.append(f"phase {k}: {p.kind} {size} of {p.threads} threads")
         lines += [f"  {u}" for u in p.uses]
-        lines += [
-            f"  ahead of {a.phase}: argument {a.argument}, {a.size} bytes at {a.start} + "
-            f"{a.stride} * (t // {a.every}), tasks {a.first} to {a.last}"
-            for a in p.ahead
-        ]
         lines += [f"  early {space}" for space in p.early]
         lines += [f"  wait {w.counter} {w.count}" for w in p.waits]
         if p.counter >= 0:
@@ -251,10 +220,6 @@ _LINES = {
     "wait": re.compile(r"  wait (-?\d+) (\d+)"),
     "signal": re.compile(r"  signal (\d+)( relaxed)?"),
     "early": re.compile(r"  early (\w+)"),
-    "ahead": re.compile(
-        r"  ahead of (\d+): argument (\d+), (\d+) bytes at (\d+) \+ (\d+) \* \(t // (\d+)\), "
-        r"tasks (\d+) to (\d+)"
-    ),
 }
 
 
@@ -291,13 +256,9 @@ def _with_line(p: Phase, line: str, n: int) -> Phase:
             return replace(p, waits=(*p.waits, Wait(int(given[0]), int(given[1]))))
         if what == "signal":
             return replace(p, counter=int(given[0]), release=given[1] is None)
-        if what == "early":
-            return replace(p, early=(*p.early, given[0]))
-        phase, argument, size, start, stride, every, first, last = map(int, given)
-        made = Ahead(phase, argument, stride, size, first, last, start, every)
-        return replace(p, ahead=(*p.ahead, made))
+        return replace(p, early=(*p.early, given[0]))
     raise Invalid(
         f"{line.strip()!r} is no part of a phase",
         where=f"line {n}",
-        hint="such a line begins with read, write, wait, signal, early or ahead",
+        hint="such a line begins with read, write, wait, signal or early",
     )

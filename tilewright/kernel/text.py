@@ -72,7 +72,6 @@ from tilewright.kernel.nest import (
     Report,
     Stmt,
     Store,
-    Turn,
     Wait,
     While,
     bodies,
@@ -195,10 +194,8 @@ def line_text(s: Stmt) -> str:
         return f"acquire {s.versions}"
     if isinstance(s, Release):
         return f"release {s.pending}"
-    if isinstance(s, Turn):
-        return "pass turn" if s.passes else "turn"
     if isinstance(s, Await):
-        return "await"
+        return " ".join(("await", *s.fetched))
     if isinstance(s, Prefetch):
         extra = [("lines", s.lines), ("level", s.level)]
         return f"prefetch {value_text(s.load)}" + "".join(f" {x} {k}" for x, k in extra if k > 1)
@@ -215,8 +212,8 @@ def line_text(s: Stmt) -> str:
         text = f"{s.stage}: {s.kind} {s.order} {_at(s.buffer, s.index)} with {value_text(s.value)}"
         text += "" if s.compare is None else f" where {value_text(s.compare)}"
         return text + ("" if s.result is None else f" into {_at(*s.result)}")
-    at = ("async " if s.asynchronous else "") + _at(s.buffer, s.index)
-    return f"{s.stage}: {at} {s.combine or ''}= {value_text(s.value)}"
+    mark = "async " if s.asynchronous else "atomic " if s.atomic else ""
+    return f"{s.stage}: {mark}{_at(s.buffer, s.index)} {s.combine or ''}= {value_text(s.value)}"
 
 
 # ---- parsing
@@ -440,10 +437,8 @@ def _read_body(
             out.append(Wait(int(count), rest.startswith("products ")))
         elif word in ("acquire", "release") and rest.isdecimal():
             out.append(Acquire(int(rest)) if word == "acquire" else Release(int(rest)))
-        elif line in ("turn", "pass turn"):
-            out.append(Turn(word == "pass"))
-        elif line == "await":
-            out.append(Await())
+        elif word == "await":
+            out.append(Await(tuple(rest.split())))
         elif word == "prefetch":
             at, _, level = rest.partition(" level ")
             at, _, many = at.partition(" lines ")
@@ -483,11 +478,13 @@ def _read_body(
             if kind in ATOMICS and after.partition(" ")[0] in ORDERS:
                 out.append(_read_atomic(stage, kind, after, scope, number, line))
                 continue
-            copies = rest.startswith("async ")
-            name, index, rest = _split_access(rest.removeprefix("async "), number, line)
+            marks = [x for x in ("async", "atomic") if rest.startswith(f"{x} ")]
+            access = rest.removeprefix(f"{marks[0]} ") if marks else rest
+            name, index, rest = _split_access(access, number, line)
             combine, _, value = rest.partition("= ")
             v, how = parse_value(value, scope), _combine(combine, own)
-            out.append(Store(stage, name, _read_index(index, scope), v, how, copies))
+            copies, atomic = ("async" in marks), ("atomic" in marks)
+            out.append(Store(stage, name, _read_index(index, scope), v, how, copies, atomic))
     return tuple(out)
 
 

@@ -160,7 +160,7 @@ def combined(body: tuple[Stmt, ...]) -> list[Combined]:
     for s, p in walk(body):
         if isinstance(s, Alloc):
             inside[s.buffer] = len(p)
-        elif isinstance(s, Store) and s.combine is not None:
+        elif isinstance(s, Store) and s.combine is not None and not s.atomic:
             along = set().union(*(D.symbols(i) for i in s.index))
             around = p[inside.get(s.buffer, 0) :]
             over = tuple(q for q in around if q.kind in THREADS and q.var not in along)
@@ -315,8 +315,10 @@ def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
         own = [r for v in own_values(x) for r in loads(v)]
         found = [Access(str(r.source), r.index, False, False, stage, t) for r in own]
         if isinstance(x, Store):
-            red = x.combine is not None
-            found.append(Access(x.buffer, x.index, True, red, stage, t, x.asynchronous))
+            red, order = x.combine is not None and not x.atomic, "relaxed" if x.atomic else ""
+            found.append(
+                Access(x.buffer, x.index, True, red, stage, t, x.asynchronous, order=order)
+            )
             owners = _owners(n, p)
             found = [_by_owner(a, owners[a.buffer]) if a.buffer in owners else a for a in found]
         elif isinstance(x, Atomic):

@@ -15,6 +15,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Const, Load, Value, load
 from tilewright.ir.target import Target
+from tilewright.kernel.atomic import in_one
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal import check_legal
 from tilewright.kernel.legal.interleave import is_interleaved
@@ -79,7 +80,9 @@ class Body:
         if isinstance(s, Loop):
             self.loop(s)
         elif isinstance(s, Store):
-            if not (s.asynchronous and self.machine.copy(s)):
+            if s.atomic:
+                self.atomics.atomic(in_one(s))
+            elif not (s.asynchronous and self.machine.copy(s)):
                 self.stores.store(s)
         elif isinstance(s, Alloc):
             if s.buffer not in self.context.lets:

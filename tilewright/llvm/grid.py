@@ -37,7 +37,6 @@ from tilewright.kernel.nest import (
     Report,
     Stmt,
     Store,
-    Turn,
     Wait,
     While,
     mentions,
@@ -54,6 +53,7 @@ from tilewright.kernel.threads import (
     thread_chain,
 )
 from tilewright.llvm.async_copies import AsyncCopies
+from tilewright.llvm.awaiting import AWAITED, Awaiting
 from tilewright.llvm.body import Body
 from tilewright.llvm.bulk_copies import BARRIER, MAP, Box, BulkCopies, barriers
 from tilewright.llvm.combine import ThreadSums
@@ -64,7 +64,6 @@ from tilewright.llvm.positions import Positions
 from tilewright.llvm.scalars import memory_type, register_type
 from tilewright.llvm.shared_memory import Shared, bytes_of, check_lanes
 from tilewright.llvm.tile_fences import TileFences
-from tilewright.llvm.turns import Turns
 from tilewright.llvm.writer import Metadata
 
 # Bytes of one thread's own buffer; beyond this it is no use of a GPU.
@@ -73,9 +72,6 @@ PRIVATE_LIMIT = 64 * 1024
 INLINED = 1024
 # The shared memory of a kernel that runs tasks, which these use one after the other.
 SHARED = "tw_tasks"
-# What a task calls where it waits for others, with how many counters it waits for (llvm/tasks.py).
-AWAIT = "tw_await"
-AWAITED = "i32 %waits, ptr addrspace(3) %record, ptr addrspace(1) %counters, i64 %grid"
 # Warps of a producer that gives up registers, which a group does together, and what it keeps.
 PRODUCERS, FEWEST = 4, 24
 # Nothing is prefetched: other threads run while one waits.
@@ -91,8 +87,9 @@ TRAITS = Traits(
 @dataclass(frozen=True)
 class Launch:
     """One kernel: its name, its blocks (functions of the sizes), the threads of a block, bytes of
-    shared memory to allocate, the buffers that it takes, the tensor maps that it takes last, and
-    the buffers that are read before it needs anything of earlier launches (kernel/early.py)."""
+    shared memory to allocate, the buffers that it takes, the tensor maps that it takes last, the
+    buffers that are read before it needs anything of earlier launches (kernel/early.py), and
+    whether it waits for these itself."""
 
     symbol: str
     blocks: tuple[Dim, Dim, Dim]
@@ -102,6 +99,7 @@ class Launch:
     boxes: tuple[Box, ...] = ()
     cluster: int = 1  # neighbouring blocks along x that run at the same time
     early: tuple[str, ...] = ()
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,16 +115,19 @@ class Kernels:
     alignment: int
 
 
-def emit_kernels(n: Nest, target: Target, alignment: int = 16, tasks: bool = False) -> Kernels:
+def emit_kernels(
+    n: Nest, target: Target, alignment: int = 16, tasks: bool = False, waits: bool = False
+) -> Kernels:
     """The module of a nest that is legal for the target (kernel/legal/). Arguments whose addresses
     are not multiples of 16 bytes need one that was made with a smaller `alignment`. As `tasks` its
-    launches are functions that a block of another kernel calls (llvm/tasks.py)."""
+    launches are functions that a block of another kernel calls (llvm/tasks.py). A kernel that
+    `waits` for earlier ones itself does it where it begins, unless its nest says where."""
     grid = target.grid
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
     metadata = Metadata()
     found = [
-        _Module(n, target, grid, launch, alignment, metadata, tasks)
+        _Module(n, target, grid, launch, alignment, metadata, tasks, waits)
         for launch in launches(n.body)
         if any(not isinstance(s, Alloc) for s in launch)
     ]
@@ -168,7 +169,8 @@ class _Module:
         launch: tuple[Stmt, ...],
         alignment: int,
         metadata: Metadata,
-        task: bool = False,
+        task: bool,
+        waits: bool,
     ) -> None:
         self.task = task
         self.n, self.target, self.grid, self.alignment = n, target, grid, alignment
@@ -184,6 +186,10 @@ class _Module:
             True, strict, has_bf16, often=INLINED, short=short, terms=terms, softmax=softmax
         )
         self.early = early_inputs(grid_of(launch)[1])
+        said = any(isinstance(s, Await) for s, _ in walk(launch))
+        possible = "dependents" in grid.has and not task
+        self.waits = possible and (said or waits)
+        self.waits_first = possible and waits and not said
         self.threads = x, y, z = _threads_of(launch, grid)
         self.roles = role_loop(launch) is not None
         # Registers of the threads, some of which the producer gives them.
@@ -210,6 +216,8 @@ class _Module:
         assert isinstance(k, _Thread)
         k.enter()
         k.bulk.enter()
+        if self.waits_first:
+            k.awaiting.meet()
         k.run(tuple(s for s in self.launch if not (isinstance(s, Alloc) and s.buffer in own)))
         k.leave()
         loops, _ = grid_of(self.launch)
@@ -223,7 +231,7 @@ class _Module:
         shared, together = k.shared.dynamic, k.bulk.cluster_blocks
         early = tuple(x for x in names if x in self.early)
         size = (gx, gy, gz), self.all_threads
-        made = Launch(symbol, *size, shared, names, boxes, together, early)
+        made = Launch(symbol, *size, shared, names, boxes, together, early, self.waits)
         if self.task and boxes:
             raise Unsupported(f"{symbol} takes tensor maps, which belong to a launch")
         return lines, made
@@ -277,9 +285,8 @@ class _Thread:
     def __init__(self, m: _Module, symbol: str, body: Body) -> None:
         self.body, self.w, self.c, self.a = body, body.writer, body.context, body.addresses
         self.threads, self.aligned = m.threads, m.alignment
-        self.task, self.dependents = m.task, "dependents" in m.grid.has
         # Memory that earlier launches may write until they are waited for.
-        waits = bool(m.early)
+        waits = bool(m.early) or m.waits
         self.changing = {b.name for b in body.context.args if waits and b.name not in m.early}
         buffers = self.c.buffers
         # Numbers of a tile kernel are given themselves, not as memory.
@@ -303,6 +310,7 @@ class _Thread:
         local = {x: b for x, b in buffers.items() if x not in given}
         self.own = own_parts(m.n, m.launch, local)
         self.positions = Positions(self.w, m.all_threads, m.task)
+        self.awaiting = Awaiting(self.w, self.positions, self.c.args, m.task, m.waits)
         some = m.task or m.roles
         self.sums = ThreadSums(self.w, self.positions, self.shared, m.threads, some)
         self.roles, self.registers = m.roles, m.registers
@@ -312,7 +320,6 @@ class _Thread:
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
         self.fences = TileFences(self.w, m.launch, self.bulk.tiles_of_threads())
-        self.turns = Turns(self.w, self.positions, m.launch, m.threads)
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
         self.in_order = _begun_early(m.launch)
 
@@ -348,12 +355,12 @@ class _Thread:
     def run(self, body: tuple[Stmt, ...]) -> None:
         """What the threads do; next to them, the producer of a loop with roles."""
         if not self.roles:
-            self._threads(body)
+            self.body.block(body)
             return
         z = self.positions.short("thread.z")
         mine = self.w.put(f"icmp eq i32 {z}, {self.threads[2]}")
         with_copies = partial(self.bulk.produce, producer(body))
-        threads = partial(self._threads, consumers(body))
+        threads = partial(self.body.block, consumers(body))
         if not self.registers:
             self.w.branch(mine, with_copies, threads)
             return
@@ -367,11 +374,6 @@ class _Thread:
             threads()
 
         self.w.branch(self.w.put(f"icmp uge i32 {z}, {self.threads[2]}"), others, own)
-
-    def _threads(self, body: tuple[Stmt, ...]) -> None:
-        self.turns.begin()
-        self.body.block(body)
-        self.turns.end()
 
     def _registers(self, more: str, count: int) -> None:
         text = f"setmaxnreg.{more}.sync.aligned.u32 {count};"
@@ -552,23 +554,12 @@ class _Thread:
             self.bulk.acquire(s.versions)
         elif isinstance(s, Release):
             self.bulk.release(s.pending)
-        elif isinstance(s, Turn):
-            self.turns.take(s)
         elif isinstance(s, Await):
-            self._await()
+            self.awaiting.wait(s)
+            if self.awaiting.task:
+                self.sums.barrier()
         else:
             self.bulk.commit()
-
-    def _await(self) -> None:
-        """A task waits for the phases before it. A launch waits for those before it, if it was made
-        to begin earlier (runtime/cuda/replay.py), and lets the next one begin."""
-        if self.task:
-            self.w.line(f"call void @{AWAIT}({AWAITED}) convergent")
-            self.sums.barrier()
-        elif self.dependents:
-            for what in ("launch_dependents", "wait"):
-                text = f'asm sideeffect "griddepcontrol.{what};", "~{{memory}}"()'
-                self.w.line(f"call void {text}")
 
     def refuse(self, s: While | Report) -> None:
         if isinstance(s, While):

@@ -46,7 +46,6 @@ VERSIONS = (63, 64, 65, 70, 71, 72, 73, 74, 75, 76, 77, 78, 80, 81, 82, 83, 84, 
 INTRINSICS: dict[str, str] = {
     "read.ptx.sreg.": "",
     "barrier.cta.sync.": "",
-    "barrier.cta.arrive.": "",
     "barrier.cta.red.": "",
     "barrier.cluster.": "clusters",
     "bar.warp.sync": "",

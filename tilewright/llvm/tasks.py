@@ -14,27 +14,18 @@ from math import prod
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir.target import Grid
-from tilewright.llvm.grid import AWAIT, AWAITED, SHARED, Launch
+from tilewright.llvm.awaiting import AWAIT, AWAITED
+from tilewright.llvm.grid import SHARED, Launch
 
 ENTRY = "tw_tasks"
-# Words of a record: those of every phase, what is fetched ahead, waits, and the values that the
-# task's function takes.
-KIND, TASKS, ALONG_X, ALONG_Y, FIRST, COUNTER, WAITS, EARLY = range(8)
-AHEAD, AHEAD_WORDS, MOST_AHEAD = 8, 8, 3
-WAIT, MOST_WAITS = AHEAD + AHEAD_WORDS * MOST_AHEAD, 16
+# Words of a record: those of every phase, waits, and the values that the task's function takes.
+KIND, TASKS, ALONG_X, ALONG_Y, FIRST, COUNTER, WAITS, EARLY, WAIT = range(9)
+MOST_WAITS = 16
 VALUES = WAIT + 2 * MOST_WAITS
-# Of what is fetched ahead: address and bytes from task to task, bytes of a task; the tasks of the
-# phase and the block that has the first; which of its own tasks a block fetches for; how many tasks
-# share what is fetched.
-ADDRESS, STRIDE, SIZE, OF_TASKS, OF_FIRST, FROM, TO, EVERY = range(AHEAD_WORDS)
 DEEP = 4  # records, the one in use among them, that a block has or has asked for
 LINE = 128  # bytes from counter to counter, so that each is alone in a line of the cache
-PIECE = 4096  # bytes that a thread asks the copy engine for
 # The first line counts blocks that are done; counter k is in line k + 1.
 MOST_REGISTERS = 128  # of a thread, so that a multiprocessor has at least two blocks of 256
-# Does a block signal before any of its warps begins the next phase? Not measured: if a signal waits
-# for copies of other warps too, it should.
-SIGNAL_FIRST: bool = False
 # Is it written down when phases end, and where, in bytes behind a counter? For measurements.
 TIMED: bool = False
 TIME = 16
@@ -213,83 +204,10 @@ def _head(words: int) -> str:
     return text.replace("{words}", str(words)).replace("{deep}", str(DEEP))
 
 
-# What this block reads later, which no phase writes: into the cache.
-_AHEAD_HEAD = """\
-define internal void @tw_ahead(ptr addrspace(3) %record, i64 %grid) noinline optsize nounwind {{
-entry:
-  %tid.32 = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
-  %tid = zext nneg i32 %tid.32 to i64
-  %block.32 = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
-  %block = zext nneg i32 %block.32 to i64
-"""
-_AHEAD = """\
-  %a{n}.bytes = {size}
-  %a{n}.any = icmp ne i64 %a{n}.bytes, 0
-  br i1 %a{n}.any, label %a{n}.begin, label %a{n}.end
-a{n}.begin:
-  %a{n}.address = {address}
-  %a{n}.stride = {stride}
-  %a{n}.tasks = {of_tasks}
-  %a{n}.first = {of_first}
-  %a{n}.from = {begin}
-  %a{n}.to = {to}
-  %a{n}.every = {every}
-  %a{n}.gap = sub i64 %block, %a{n}.first
-  %a{n}.behind = icmp slt i64 %a{n}.gap, 0
-  %a{n}.around = add i64 %a{n}.gap, %grid
-  %a{n}.start = select i1 %a{n}.behind, i64 %a{n}.around, i64 %a{n}.gap
-  %a{n}.offset = mul i64 %tid, {line}
-  br label %a{n}.task
-a{n}.task:
-  %a{n}.j = phi i64 [ %a{n}.from, %a{n}.begin ], [ %a{n}.j.next, %a{n}.task.end ]
-  %a{n}.far = mul i64 %a{n}.j, %grid
-  %a{n}.t = add i64 %a{n}.start, %a{n}.far
-  %a{n}.left = icmp slt i64 %a{n}.t, %a{n}.tasks
-  %a{n}.asked = icmp slt i64 %a{n}.j, %a{n}.to
-  %a{n}.go = and i1 %a{n}.left, %a{n}.asked
-  br i1 %a{n}.go, label %a{n}.lines, label %a{n}.end
-a{n}.lines:
-  %a{n}.at = phi i64 [ %a{n}.offset, %a{n}.task ], [ %a{n}.at.next, %a{n}.line ]
-  %a{n}.inside = icmp slt i64 %a{n}.at, %a{n}.bytes
-  br i1 %a{n}.inside, label %a{n}.line, label %a{n}.task.end
-a{n}.line:
-  %a{n}.t.32 = trunc i64 %a{n}.t to i32
-  %a{n}.every.32 = trunc i64 %a{n}.every to i32
-  %a{n}.number.32 = udiv i32 %a{n}.t.32, %a{n}.every.32
-  %a{n}.number = zext i32 %a{n}.number.32 to i64
-  %a{n}.rows = mul i64 %a{n}.number, %a{n}.stride
-  %a{n}.base = add i64 %a{n}.address, %a{n}.rows
-  %a{n}.where = add i64 %a{n}.base, %a{n}.at
-  %a{n}.pointer = inttoptr i64 %a{n}.where to ptr addrspace(1)
-{fetch}
-  %a{n}.at.next = add i64 %a{n}.at, {step}
-  br label %a{n}.lines
-a{n}.task.end:
-  %a{n}.j.next = add i64 %a{n}.j, 1
-  br label %a{n}.task
-a{n}.end:
-"""
-
-# One line of the cache, or some bytes by the copy engine.
-_LINE_AHEAD = """\
-  call void asm sideeffect "prefetch.global.L2 [$0];", "l"(ptr addrspace(1) %a{n}.pointer)"""
-_BYTES_AHEAD = """\
-  %a{n}.rest = sub i64 %a{n}.bytes, %a{n}.at
-  %a{n}.long = icmp sgt i64 %a{n}.rest, {line}
-  %a{n}.some = select i1 %a{n}.long, i64 {line}, i64 %a{n}.rest
-  %a{n}.some.32 = trunc i64 %a{n}.some to i32
-  %a{n}.whole = and i32 %a{n}.some.32, -16
-  call void asm sideeffect "cp.async.bulk.prefetch.L2.global [$0], $1;", \
-"l,r"(ptr addrspace(1) %a{n}.pointer, i32 %a{n}.whole)"""
-
-# Each of the first threads waits for one counter, once all have asked for what comes later.
+# Each of the first threads waits for one counter.
 _AWAIT = """\
 define internal void @{name}({given}) alwaysinline convergent nounwind {{
 entry:
-  %some = icmp ne i32 %waits, 0
-  br i1 %some, label %ask, label %open
-ask:
-  call void @tw_ahead(ptr addrspace(3) %record, i64 %grid)
   %tid = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %looks = icmp ult i32 %tid, %waits
   br i1 %looks, label %look, label %open
@@ -329,10 +247,7 @@ _WAIT = """\
   %around = add i64 %gap, %grid
   %start = select i1 %behind, i64 %around, i64 %gap
   %some = icmp slt i64 %start, %tasks
-  br i1 %some, label %mine, label %none
-none:
-  call void @tw_ahead(ptr addrspace(3) %record, i64 %grid)
-  br label %hand
+  br i1 %some, label %mine, label %hand
 mine:
   %waits.64 = {waits}
   %waits = trunc i64 %waits.64 to i32
@@ -379,8 +294,8 @@ signal:
   %counter.own = {counter}
   br label %hand
 hand:
-  %counter = phi i64 [ -1, %none ], [ %counter.own, %signal ]
-  %count.own = phi i32 [ 0, %none ], [ %ran.next, %signal ]
+  %counter = phi i64 [ -1, %fetched ], [ %counter.own, %signal ]
+  %count.own = phi i32 [ 0, %fetched ], [ %ran.next, %signal ]
   br i1 %reads.next, label %put, label %passed
 put:
   %other = sub nuw i64 {words}, %place
@@ -389,7 +304,7 @@ put:
   store i64 %waiting.1, ptr addrspace(3) %to, align 8
   br label %passed
 passed:
-  {before}
+  call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)
   %counts = icmp sge i64 %counter, 0
   %tells = and i1 %counts, %leads
   br i1 %tells, label %tell, label %told
@@ -400,7 +315,6 @@ tell:
 (ptr addrspace(1) %place.own, i32 %count.own)
   br label %told
 told:
-  {after}
   br i1 %more, label %phase, label %finish
 
 finish:
@@ -428,7 +342,7 @@ end:
 
 
 def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, grid: Grid) -> str:
-    count, copy_engine = 0, "tma" in grid.has
+    count = 0
 
     def word(at: int) -> str:
         """The load of a word of the record; its place is written before."""
@@ -449,15 +363,6 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, grid: 
 
     size = {"threads": threads, "blocks": blocks, "words": words, "twice": 2 * words}
     size["leader"] = threads - grid.warp
-    add(_AHEAD_HEAD)
-    names = ("address", "stride", "size", "of_tasks", "of_first", "begin", "to", "every")
-    for n in range(MOST_AHEAD):
-        at = AHEAD + AHEAD_WORDS * n
-        found = {name: word(at + k) for k, name in enumerate(names)}
-        each = PIECE if copy_engine else LINE
-        fetch = (_BYTES_AHEAD if copy_engine else _LINE_AHEAD).format(n=n, line=each)
-        add(_AHEAD, n=n, line=each, step=threads * each, fetch=fetch, **found)
-    add("  ret void\n}}\n")
     add(_head(words), shared=SHARED, entry=ENTRY, **size)
     own = {
         name: word(at)
@@ -476,11 +381,8 @@ def _kernel(kinds: Sequence[Kind], threads: int, words: int, blocks: int, grid: 
     add(_WAIT, name=AWAIT, given=AWAITED, cases=cases, **own)
     for k, kind in enumerate(kinds):
         parts += _call(k, kind, threads)
-    meet = ["call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)", ""]
-    before, after = meet[::-1] if SIGNAL_FIRST else meet
     timed = _TIMED.format(time=TIME) if TIMED else ""
-    given = {"before": before, "after": after, "timed": timed}
-    add(_SIGNAL, counter=signal, words=words, line=LINE, **given)
+    add(_SIGNAL, counter=signal, words=words, line=LINE, timed=timed)
     await_ = _AWAIT.format(name=AWAIT, given=AWAITED, wait=WAIT)
     return "\n".join([*parts, await_]) + "\n"
 

@@ -26,11 +26,11 @@ class TileFences:
         self.stored = {s.buffer for s in stores if not s.asynchronous}
         self.open = False  # has a thread stored something since the last fence?
         self.copied_by_stores = False
-        # Around a loop what is stored late comes before what is early.
+        # Around a loop what is stored late, after its last barrier, comes before what is early.
         self.around = {
             id(x)
             for s, _ in walk(launch)
-            if _repeats(s) and self._stores(s)
+            if isinstance(s, (Loop, While)) and _repeats(s) and self._stores(_late(s.body))
             for x, _ in walk((s,))
             if isinstance(x, Barrier)
         }
@@ -60,8 +60,14 @@ class TileFences:
         self.w.line(FENCE)
         self.open = False
 
-    def _stores(self, s: Stmt) -> bool:
-        return any(isinstance(x, Store) and x.buffer in self.stored for x, _ in walk((s,)))
+    def _stores(self, body: tuple[Stmt, ...]) -> bool:
+        return any(isinstance(x, Store) and x.buffer in self.stored for x, _ in walk(body))
+
+
+def _late(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """What comes after the last barrier that all iterations come to."""
+    last = max((k for k, s in enumerate(body) if isinstance(s, Barrier)), default=-1)
+    return body[last + 1 :]
 
 
 def _repeats(s: Stmt) -> bool:

@@ -367,11 +367,19 @@ class AttentionBackward(_Attention):
         return ew.cast(dq, q.dtype), ew.cast(dk, k.dtype), ew.cast(dv, v.dtype)
 
     def recomputed(
-        self, grad: Node, q: Node, k: Node, v: Node, out: Node, log_total: Node, *mask: Node
+        self,
+        grad: Node,
+        q: Node,
+        k: Node,
+        v: Node,
+        out: Node,
+        log_total: Node,
+        *mask: Node,
+        once: bool = False,
     ) -> tuple[Node, Node, Node]:
         """The same gradients, each from weights of its own, so that none are stored: those of keys
         and values from weights with keys as rows. What a product multiplies is rounded to the dtype
-        of the operands."""
+        of the operands. With `once`, those of queries are from the same weights as the others."""
         groups = _groups(q.shape, k.shape)
         g, wide_q, wide_k, wide_v, o, total = _wide(grad, q, k, v, out, log_total)
         total = reshape(ew.where(ew.eq(total, NOTHING), 0.0, total), total.shape + (1,))
@@ -384,11 +392,6 @@ class AttentionBackward(_Attention):
             p = ew.exp(ew.sub(scores, each))
             return p, ew.mul(ew.mul(p, ew.sub(seen, within)), self.scale)
 
-        scores = self.scores(wide_q, wide_k, mask)
-        own_g, own_total, own_inner = (_apart(x, groups) for x in (g, total, inner))
-        seen = matmul(own_g, transpose(_together(wide_v, groups), -2, -1))
-        _, ds = weights(scores, seen, own_total, own_inner)
-        dq = joined(matmul(narrow(ds), _together(wide_k, groups)), groups)
         rows, of_rows, each, within = (
             _rows(_apart(x, groups), groups) for x in (wide_q, g, total, inner)
         )
@@ -402,6 +405,14 @@ class AttentionBackward(_Attention):
         each, within = (transpose(x, -2, -1) for x in (each, within))
         p, ds = weights(turned, seen, each, within)
         dk, dv = matmul(narrow(ds), rows), matmul(narrow(p), of_rows)
+        if once:
+            dq = reshape(matmul(transpose(narrow(ds), -2, -1), wide_k), q.shape)
+        else:
+            scores = self.scores(wide_q, wide_k, mask)
+            own_g, own_total, own_inner = (_apart(x, groups) for x in (g, total, inner))
+            seen = matmul(own_g, transpose(_together(wide_v, groups), -2, -1))
+            _, ds = weights(scores, seen, own_total, own_inner)
+            dq = joined(matmul(narrow(ds), _together(wide_k, groups)), groups)
         return ew.cast(dq, q.dtype), ew.cast(dk, k.dtype), ew.cast(dv, v.dtype)
 
     def reference(

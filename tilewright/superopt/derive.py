@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilewright.base.errors import Unsupported
-from tilewright.superopt.terms import Equality, Leaf, Tree, leaves, occurrences
+from tilewright.superopt.terms import Equality, Leaf, Tree, kind_of, leaves, occurrences
 from tilewright.superopt.vocabulary import Instance
 
 # Equalities of one e-graph, and how many are tried between two looks at all that are left.
@@ -30,15 +30,16 @@ class _Graph:
     def __init__(self, known: Iterable[Equality], terms: Iterable[Equality]) -> None:
         bindings = _bindings()
         self.graph, self.error = bindings.EGraph(), bindings.EggSmolError
-        self.names: dict[tuple[Instance, int], str] = {}  # by the number of operands
+        # By the ranks of operands: axes of an operator mean others where ranks differ.
+        self.names: dict[tuple[Instance, tuple[int, ...]], str] = {}
         known, terms = list(known), list(terms)
         rules = "".join(map(self._rules, known))
         sides = [(self._text(e.left), self._text(e.right)) for e in terms]
-        declared = "".join(f"({f} {' '.join(['T'] * n)})" for (_, n), f in self.names.items())
+        declared = "".join(f"({f} {' '.join('T' for _ in n)})" for (_, n), f in self.names.items())
         swaps = "".join(
             f"(rewrite ({f} a b) ({f} b a))"
             for (x, n), f in self.names.items()
-            if x.commutative and n == 2
+            if x.commutative and len(n) == 2 and n[0] == n[1]
         )
         self._run(f"(datatype T (V String) {declared}) (relation positive (T)) {swaps} {rules}")
         for name in sorted({x for e in terms for x in e.positive}):
@@ -52,8 +53,10 @@ class _Graph:
     def _text(self, t: Tree, pattern: bool = False) -> str:
         if isinstance(t, Leaf):
             return t.name if pattern else f'(V "{t.name}")'
-        inside = " ".join(self._text(x, pattern) for x in t.operands)
-        name = self.names.setdefault((t.instance, len(t.operands)), f"f{len(self.names)}")
+        operands = sorted(t.operands, key=_rank) if t.instance.commutative else t.operands
+        inside = " ".join(self._text(x, pattern) for x in operands)
+        ranks = tuple(map(_rank, operands))
+        name = self.names.setdefault((t.instance, ranks), f"f{len(self.names)}")
         return f"({name} {inside})"
 
     def _rules(self, e: Equality) -> str:
@@ -74,6 +77,10 @@ class _Graph:
         except self.error:  # the check's way to say no
             return False
         return True
+
+
+def _rank(t: Tree) -> int:
+    return len(kind_of(t) or ())
 
 
 def derivable(candidates: Sequence[Equality], known: Sequence[Equality], rounds: int) -> list[bool]:

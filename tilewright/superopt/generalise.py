@@ -57,7 +57,7 @@ def with_free_sizes(e: Equality) -> Equality:
     """Every named axis of a leaf has a size of its own, but for what operators require."""
     free: dict[Leaf, Tree] = {}
     count = 0
-    for x in dict.fromkeys((*leaves(e.left), *leaves(e.right))):
+    for x in e.leaves:
         kind: list[Block] = []
         for block in x.kind:
             if isinstance(block, str):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from tilewright.ir.node import Node, input, item, node
 from tilewright.ir.types import DType, TupleType, f32
 from tilewright.rewrites.proofs.equality import nodes_equal
-from tilewright.superopt.blocks import Kind, Marks, Sizes, names
+from tilewright.superopt.blocks import Block, Kind, Marks, Sizes, names
 from tilewright.superopt.enumerate import Space
 from tilewright.superopt.vocabulary import Instance
 
@@ -35,7 +35,8 @@ class Term:
 
     @cached_property
     def text(self) -> str:
-        return f"{self.instance}({', '.join(map(str, self.operands))})"
+        attributes = (f"{k}={v}" for k, v in self.instance.attributes)
+        return f"{self.instance.name}({', '.join((*map(str, self.operands), *attributes))})"
 
     def __str__(self) -> str:
         return self.text
@@ -83,6 +84,7 @@ def ordered(t: Tree) -> Tree:
     )
 
 
+@lru_cache(maxsize=1 << 16)
 def kind_of(t: Tree) -> Kind | None:
     """The kind of a term; None where its operators' operands do not fit."""
     if isinstance(t, Leaf):
@@ -111,19 +113,23 @@ class Equality:
     right: Tree
 
     def __str__(self) -> str:
-        return f"{self.left} = {self.right}"
+        """As `text.parse_equality` reads it."""
+        where = ", ".join(map(_declared, self.leaves))
+        return f"{self.left} == {self.right} where {where}"
+
+    @cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        return tuple(dict.fromkeys((*leaves(self.left), *leaves(self.right))))
 
     @cached_property
     def symbols(self) -> list[str]:
         """Names of sizes."""
-        found = (x for side in (self.left, self.right) for x in leaves(side))
-        return sorted({n for x in found for b in x.kind for n in names(b)})
+        return sorted({n for x in self.leaves for b in x.kind for n in names(b)})
 
     @property
     def positive(self) -> frozenset[str]:
         """Names of the leaves that are never negative."""
-        found = (x for side in (self.left, self.right) for x in leaves(side))
-        return frozenset(x.name for x in found if x.positive)
+        return frozenset(x.name for x in self.leaves if x.positive)
 
     def is_proved(self) -> bool:
         """Do both sides have one normal form over the reals, for all sizes?"""
@@ -137,6 +143,14 @@ class Equality:
         """The same with leaves named by their order, the smaller text of both directions."""
         found = (_named(*sides) for sides in ((self.left, self.right), (self.right, self.left)))
         return min(found, key=lambda e: (-operators(e.left), operators(e.right), str(e)))
+
+
+def _declared(x: Leaf) -> str:
+    return f"{x.name}: {_block(x.kind, '[]')}{' >= 0' if x.positive else ''}"
+
+
+def _block(b: Block | Kind, around: str = "()") -> str:
+    return f"{around[0]}{', '.join(map(_block, b))}{around[1]}" if isinstance(b, tuple) else str(b)
 
 
 def _named(left: Tree, right: Tree) -> Equality:

@@ -47,10 +47,6 @@ class Instance:
     def commutative(self) -> bool:
         return OPERATORS[self.name].commutative
 
-    def __str__(self) -> str:
-        said = ", ".join(f"{k}={v}" for k, v in self.attributes)
-        return f"{self.name}{{{said}}}" if said else self.name
-
 
 @dataclass(frozen=True)
 class Bound:
@@ -199,7 +195,13 @@ _IMAGE = ("n", "c", "h", "w")
 MATRICES = Vocabulary(
     "matrices",
     ("matmul", "add", "mul", "relu", "permute", "concat", "slice"),
-    (("x1", _X), ("x2", _X), ("x3", _X), ("w1", _W), ("w2", _W), ("w3", _W), ("s", ()), ("p", ())),
+    (
+        *((f"x{k}", _X) for k in (1, 2, 3)),
+        *((f"w{k}", _W) for k in (1, 2, 3)),
+        ("b", ("k",)),
+        ("s", ()),
+        ("p", ()),
+    ),
     {"m": 2, "k": 3},
     positive=("p",),
 )

@@ -15,14 +15,18 @@ from torch import nn
 
 import tilewright as tw
 from tests.generators import checked
+from tests.gpu.fake import fake_machine
 from tests.graph.build import arg, build, weight
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.driver.cli import main
 from tilewright.driver.looking.explain import explain
+from tilewright.driver.program import default_passes
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.program_cache import key_of
 from tilewright.driver.program.programs import compile_graph
+from tilewright.driver.torch.backend import Session
+from tilewright.driver.torch.options import TorchOptions
 from tilewright.graph.online_softmax import OnlineSoftmax
 from tilewright.ir.dim import Dim
 from tilewright.ir.interpret import evaluate
@@ -217,3 +221,21 @@ def test_any_allowed_list_gives_the_same_results(seed: int) -> None:
 
 
 GENERATOR = checked("passes", check_seed)
+
+
+def test_the_same_bits_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch is asked for deterministic algorithms, no sums come in any order."""
+    monkeypatch.setattr(
+        default_passes, "GPU", default_passes.with_atomics(default_passes.GPU, True)
+    )
+    assert "atomic" in str(default_passes.passes("cuda:90"))
+    assert "atomic" not in str(default_passes.passes("cuda:90", deterministic=True))
+    _, machine = fake_machine()
+    session = Session(TorchOptions.parse({}), machines=lambda device: machine)
+    assert session._passes(machine) is None
+    torch.use_deterministic_algorithms(True)
+    try:
+        listed = str(session._passes(machine))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "GridKeyBlocks" in listed and "atomic" not in listed

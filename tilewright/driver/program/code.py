@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
+from tilewright.base import knobs
 from tilewright.base.events import Log
 from tilewright.driver.program.stages import KernelStages, Stages
 from tilewright.ir.target import Target
@@ -30,6 +31,7 @@ class Code(Protocol):
     form: str  # what distinguishes kernels of one target from others in the cache
     one_kernel: bool  # of a GPU: are kernels tasks of one?
     assembles: bool
+    overlap: bool  # do kernels wait for earlier ones themselves?
 
     def known(self, symbol: str, image: bytes) -> None:
         """A kernel that was compiled before."""
@@ -53,13 +55,19 @@ def code_for(target: Target, machine: Machine | None, one_kernel: bool = False) 
     if target.grid is None:
         return Objects(target)
     assembles = machine is not None and machine.assembles
-    return import_module(_GRIDS).Grids(target, machine, one_kernel, assembles)
+    kinds = one_kernel, assembles, knobs.overlap.get()
+    return import_module(_GRIDS).Grids(target, machine, *kinds)
+
+
+def code_kinds(code: Code) -> tuple[bool, bool, bool]:
+    """What kind of code of a GPU it is, for a Request."""
+    return code.one_kernel, code.assembles, code.overlap
 
 
 class Objects:
     """Code of processors."""
 
-    form, one_kernel, assembles = "", False, False
+    form, one_kernel, assembles, overlap = "", False, False, False
 
     def known(self, symbol: str, image: bytes) -> None:
         """An object needs no other one."""

@@ -22,7 +22,7 @@ from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.driver.program.any_size import AnySize, for_any_size
-from tilewright.driver.program.code import Code, code_for
+from tilewright.driver.program.code import Code, code_for, code_kinds
 from tilewright.driver.program.compilers import Compilers, Kernel
 from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.kernel_process import Answer, KernelProcess, Request, Scheduled
@@ -518,8 +518,8 @@ class _Builder:
                 return
             request = request_for(k.symbol, k.text, RULES, self.target, self.code)
         elif plain and self.by == CHOOSERS.get(self.by.name):
-            own = self.code.one_kernel, self.code.assembles
-            request = Request(k.symbol, k.text, self.by.name, self.target, None, *own)
+            given = k.symbol, k.text, self.by.name, self.target
+            request = Request(*given, None, *code_kinds(self.code))
         here = partial(self._write, k, stages, key, found)
         self.compilers.add(Kernel(len(k.text), here, taken, request))
 

@@ -7,6 +7,7 @@ takes a graph to something else, and is the same for every list: `FIXED`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tilewright import targets
 from tilewright.base.errors import Invalid
@@ -34,6 +35,7 @@ from tilewright.ir.passes import Pass, options
 from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
 from tilewright.ir.text import attribute_text
+from tilewright.superopt.search import Search as Search
 
 CPU = Pipeline(
     (
@@ -88,19 +90,28 @@ def passes(
     *,
     precision: str = "reassociate",
     own_weights: bool = False,
+    deterministic: bool = False,
 ) -> Pipeline:
     """The default list for a target (None: this machine): to be printed, edited, and given back as
-    `passes=`."""
+    `passes=`. A deterministic one has no sums in an order that differs from call to call."""
     if not isinstance(target, Target):
         target = targets.default() if target is None else targets.get(target)
     found = CPU if target.grid is None else GPU
     if precision == "strict":
         found = found.without(*found.rounding)
+    if deterministic:
+        found = with_atomics(found, False)
     if own_weights:
         # Transformed weights could not be restored.
         found = found.without(*(p.name for p in found if isinstance(p, Winograd)))
         found = Pipeline((*found, ReadPacked()))
     return found
+
+
+def with_atomics(listed: Pipeline, atomic: bool) -> Pipeline:
+    """The list with or without sums in any order."""
+    keys = (replace(p, atomic=atomic) if isinstance(p, GridKeyBlocks) else p for p in listed)
+    return Pipeline(tuple(keys))
 
 
 def described(listed: Pipeline) -> str:

@@ -14,9 +14,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.library import library_calls, without_library
-from tilewright.kernel.nest import Alloc, Nest
-from tilewright.kernel.streams import streams
-from tilewright.kernel.threads import launches
+from tilewright.kernel.nest import Nest
 from tilewright.llvm.entry import Action, Branch, Entry, calls_of
 from tilewright.llvm.grid import Launch, emit_kernels
 from tilewright.llvm.tasks import TaskCode, emit_tasks
@@ -27,7 +25,6 @@ from tilewright.runtime.cuda.image import (
     Scratch,
     Size,
     Steps,
-    Stream,
     TaskParts,
     TasksImage,
     Work,
@@ -43,7 +40,7 @@ from tilewright.runtime.program_data import ProgramData
 
 def grid_image(nest: Nest, group: Group, target: Target, request: Request) -> bytes:
     """A kernel of a GPU, as another process requests it."""
-    code = Grids(target, None, request.one_kernel, request.assembles)
+    code = Grids(target, None, request.one_kernel, request.assembles, request.overlap)
     return code.kernel(nest, group, Stages().kernel(group.name))()
 
 
@@ -51,11 +48,17 @@ class Grids:
     """Code of GPUs."""
 
     def __init__(
-        self, target: Target, machine: Machine | None, one_kernel: bool, assembles: bool
+        self,
+        target: Target,
+        machine: Machine | None,
+        one_kernel: bool,
+        assembles: bool,
+        overlap: bool = False,
     ) -> None:
         self.target, self.machine = target, machine
-        self.one_kernel, self.assembles = one_kernel, assembles
-        self.form = ("one kernel" if one_kernel else "") + (" assembled" if assembles else "")
+        self.one_kernel, self.assembles, self.overlap = one_kernel, assembles, overlap
+        named = ("one kernel", one_kernel), (" assembled", assembles), (" overlapping", overlap)
+        self.form = "".join(name for name, there in named if there)
         self._images: dict[str, KernelImage] = {}  # of kernels that may become tasks
 
     def known(self, symbol: str, image: bytes) -> None:
@@ -65,7 +68,7 @@ class Grids:
     def kernel(self, nest: Nest, group: Group, stages: KernelStages) -> Callable[[], bytes]:
         calls = library_calls(nest)
         legal = stages.legal(without_library(nest), self.target)
-        made = emit_kernels(legal, self.target)
+        made = emit_kernels(legal, self.target, waits=self.overlap)
         names = tuple(b.name for b in (*group.inputs, *group.outputs))
         scratch = tuple(Scratch(b.name, _bytes(b)) for b in made.scratch)
         parts = None
@@ -146,12 +149,7 @@ def _task_parts(legal: Nest, target: Target) -> TaskParts:
         made = emit_kernels(legal, target, tasks=True)
     except Unsupported as why:
         return TaskParts(refused=why.what)
-    found = tuple(
-        tuple(Stream(*x) for x in streams(legal, launch))
-        for launch in launches(legal.body)
-        if any(not isinstance(s, Alloc) for s in launch)
-    )
-    return TaskParts(made.text.encode(), made.launches, found)
+    return TaskParts(made.text.encode(), made.launches)
 
 
 def _bytes(b: Buffer) -> Dim:

@@ -46,6 +46,7 @@ class Request:
     choices: Choices | None = None
     one_kernel: bool = False
     assembles: bool = False
+    overlap: bool = False
 
 
 @dataclass(frozen=True)

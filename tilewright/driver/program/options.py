@@ -31,6 +31,8 @@ class Options:
     target: Target | None = None  # None: as TILEWRIGHT_TARGET says, or this machine
     # What is done to the graph before fusion: `tw.passes()`, edited, or its text; None: the default
     passes: Pipeline | str | Sequence[Pass] | None = None
+    # "search": a search among equal graphs, taken where it is measured to be faster
+    optimize: str = ""
     # "strict": sums are added in the order of their definition, and nothing is folded that rounds
     precision: str = "reassociate"
     # 16-bit results are rounded between operators, as eager's are; False: a kernel computes in

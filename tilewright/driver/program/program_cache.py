@@ -54,7 +54,7 @@ def key_of(graph: Graph, options: Options, target: Target) -> str | None:
     values = [
         f"{f.name}={getattr(options, f.name)}" for f in fields(options) if f.name not in apart
     ]
-    by = f"{knobs.choose.get()} for {pool.get_threads()} threads"
+    by = f"{knobs.choose.get()} for {pool.get_threads()} threads, {knobs.overlap.get()}"
     head = f"llvm {LLVM_VERSION}\n{target.key()}\n{', '.join(values)}\n{by_passes}\n{by}"
     return f"{head}\n{print_graph(graph)}"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.base.cache import Cache
 from tilewright.base.collector import garbage_waits
+from tilewright.base.errors import require
 from tilewright.base.events import Log
 from tilewright.base.fresh_stack import on_fresh_stack
 from tilewright.driver.program.kernel_process import processes_for
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # loaded where there is a GPU
     from tilewright.runtime.cuda.machine import Machine
 
 _PIPELINE = "tilewright.driver.program.compile"
+_SEARCHED = "tilewright.driver.program.searched"
 _CUDA = "tilewright.runtime.cuda.program"
 
 
@@ -45,6 +47,9 @@ def compile_graph(
     else:
         target = options.target or default_target()
         require_runnable(target)
+    if options.optimize == "search":
+        require(machine is None, 'optimize="search" measures programs of a processor, not of a GPU')
+        return import_module(_SEARCHED).searched(graph, options, log, target)
     phases = Phases()
     with phases("looking into the cache"):
         programs = Cache.from_knobs(log)

@@ -11,7 +11,7 @@ from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Refused
 from tilewright.base.events import Log
-from tilewright.driver.program.code import Code
+from tilewright.driver.program.code import Code, code_kinds
 from tilewright.driver.program.compilers import Compilers, Kernel
 from tilewright.driver.program.kernel_process import Answer, Request
 from tilewright.driver.program.kernel_server import answer
@@ -86,7 +86,7 @@ class Trials:
 
 def request_for(symbol: str, text: str, choices: Choices, target: Target, code: Code) -> Request:
     own = None if choices == RULES else choices
-    return Request(symbol, text, "default", target, own, code.one_kernel, code.assembles)
+    return Request(symbol, text, "default", target, own, *code_kinds(code))
 
 
 def made_here(target: Target, code: Code, group: Group, choices: Choices) -> Made:

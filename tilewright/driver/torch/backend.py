@@ -206,7 +206,8 @@ class Session:
             return InterpretedProgram(graph)
         given = self.options
         options = Options(
-            passes=self._passes(),
+            passes=self._passes(machine),
+            optimize=given.optimize,
             precision=given.precision,
             round_between=given.round_between,
             schedules=given.schedules,
@@ -216,12 +217,16 @@ class Session:
         )
         return compile_graph(graph, options, self.log, machine)
 
-    def _passes(self) -> Pipeline | None:
+    def _passes(self, machine: Machine | None) -> Pipeline | None:
         """The given list of passes; None: the default one."""
         given = self.options
-        if given.passes is not None or not given.own_weights:
+        same = machine is not None and torch.are_deterministic_algorithms_enabled()
+        if given.passes is not None or not (given.own_weights or same):
             return given.passes
-        return default_passes().passes(precision=given.precision, own_weights=True)
+        target, own = machine and machine.target, given.own_weights
+        return default_passes().passes(
+            target, precision=given.precision, own_weights=own, deterministic=same
+        )
 
     def refresh(self) -> None:
         """Recompute everything derived from weights, whatever their version counters say."""

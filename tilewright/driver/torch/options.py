@@ -19,6 +19,7 @@ _CHOICES = {
     "random": ("own", "eager"),
     "executor": ("native", "interpreter"),
     "precision": ("reassociate", "strict"),
+    "optimize": ("", "search"),
     "choose": ("auto", "default", "early", "ranked", "timed"),
 }
 
@@ -35,6 +36,8 @@ class TorchOptions:
     specialisations: int = 64  # programs cached per symbolic graph, least recently used dropped
     # What is done to a graph before fusion: `tw.passes()`, edited, or its text; None: the default
     passes: Pipeline | None = None
+    # "search": a search among equal graphs, by proved rules, taken where it is measured faster
+    optimize: str = ""
     # "strict": sums are added in the order of their definition, and nothing is folded that rounds
     precision: str = "reassociate"
     # Indices, divisors, probabilities: raise where eager would. False, or TILEWRIGHT_CHECK_DATA=0:

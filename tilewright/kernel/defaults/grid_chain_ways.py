@@ -22,17 +22,13 @@ class Way:
     # 1: the second product goes on while the next block of keys begins; 2: during its softmax
     slack: int = 0
     walks: bool = False  # do as many blocks of threads as run at a time walk over all tiles?
-    turns: bool = False  # do groups of warps begin their products one after the other?
-    hastens: bool = False  # do products go on while others' results are worked on?
     groups: int = 0  # of warps, each with 64 rows of a tile; all read the same keys. 0: what suits
     cluster: int = 1  # tiles of one head that get keys and values by one copy
 
 
 PLAIN = Way()
 # Where one block of threads has a multiprocessor: that of the rules, then others for a clock.
-ALONE = (Way(3, 2), Way(3, walks=True))
-# Of gradients, where heads are wide.
-GRADIENTS = (PLAIN, Way(4, turns=True, hastens=True, groups=2))
+ALONE = (Way(3, 2, walks=True), Way(3, 2))
 WAY: Way | None = None  # the only one, to measure it
 
 
@@ -43,8 +39,8 @@ def ways(group: Group) -> tuple[Way, ...]:
     roles = dict(group.roles)
     if "scores" in roles and "end" in roles:
         found = ALONE if _wide(group, roles["scores"], roles["end"]) else (PLAIN,)
-    elif lasts := [x for role, x in roles.items() if role.startswith("last")]:
-        found = GRADIENTS if _wide(group, *lasts) else (PLAIN,)
+    elif "last0" in roles:
+        found = (PLAIN,)
     return (WAY,) if WAY is not None and found else found
 
 
@@ -60,10 +56,12 @@ def _wide(group: Group, *stages: str) -> bool:
 
 def groups_of(group: Group, grid: Grid, way: Way) -> int:
     """Of warps: two where heads are wide, so that shared memory is what bounds the number of warps,
-    and there are rows for both and tiles enough for all multiprocessors."""
+    and there are rows for both and tiles enough for all multiprocessors. Of a product across tiles
+    of rows each group has half of the columns."""
     end = group.role("end")
     if end is None:
-        return way.groups or 1
+        across = group.role("across0")
+        return way.groups or (2 if across is not None and _wide(group, across.name) else 1)
     *outer, rows, width = (D.bounds(d)[1] for d in group.buffer(end.name).shape)
     many = prod(outer) * -(-rows // (2 * ROWS)) >= grid.multiprocessors
     return way.groups or (2 if width > WIDE and rows > ROWS and many else 1)

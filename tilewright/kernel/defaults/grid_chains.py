@@ -64,7 +64,6 @@ from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.swizzle import Swizzle
-from tilewright.kernel.steps.take_turns import TakeTurns
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
@@ -193,10 +192,6 @@ class _Chain:
         if way.roles and by_engine:
             s.do(BringOnce((q,)))
         s.do(Synchronise())
-        if way.turns and self.groups > 1:
-            for loop in (part, f"{part}.first"):
-                if s.loops(loop):
-                    s.do(TakeTurns(loop))
         s.attempt(Unmask(part))
         if trimmed and not way.walks:  # later tiles take longer, so they begin first
             s.do(Reverse(tiles))

@@ -15,12 +15,13 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Quo, Sym
 from tilewright.ir.expr import Index, Load, Value
 from tilewright.ir.parts import walk as walk_values
-from tilewright.kernel.defaults.grid_chain_ways import REGISTERS, WIDE, Way, groups_of
+from tilewright.kernel.defaults import grid_chains
+from tilewright.kernel.defaults.grid_across import Across
+from tilewright.kernel.defaults.grid_chain_ways import WIDE, Way, groups_of
 from tilewright.kernel.defaults.grid_chains import Parts, _Chain, by_ways, instructions
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.group import Stage
 from tilewright.kernel.steps.barrier import Synchronise
-from tilewright.kernel.steps.bring_once import BringOnce
 from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
@@ -29,24 +30,20 @@ from tilewright.kernel.steps.hasten import Hasten
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
-from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.reverse import Reverse
-from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
-from tilewright.kernel.steps.take_turns import TakeTurns
 from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
-
-AHEAD: int = 1  # blocks of columns
 
 
 @dataclass(frozen=True)
 class Products:
     firsts: tuple[Stage, ...]
     lasts: tuple[Stage, ...]
-    outs: tuple[Stage, ...]  # of each last one
+    outs: tuple[Stage, ...]  # of each last one, and of the one across
+    across: Stage | None = None  # a product of columns, whose sums are over all tiles of rows
 
 
 def products_of(s: Scheduler) -> Products | None:
@@ -56,10 +53,12 @@ def products_of(s: Scheduler) -> Products | None:
         tuple(x for x in g.stages if x.name in {v for r, v in roles.items() if r.startswith(name)})
         for name in ("first", "last")
     )
+    across = g.role("across0")
     outs = [x for x in g.stages if g.buffer(x.name).scope == "out"]
-    if not firsts or not lasts or len(outs) != len(lasts) or not all(x.is_map for x in outs):
+    count = len(lasts) + (across is not None)
+    if not firsts or not lasts or len(outs) != count or not all(x.is_map for x in outs):
         return None
-    return Products(firsts, lasts, tuple(outs))
+    return Products(firsts, lasts, tuple(outs), across)
 
 
 def schedule_products(s: Scheduler) -> bool:
@@ -81,9 +80,10 @@ class _Products(_Chain):
         self.summed = {x.name for x in found.lasts}
 
     def schedule(self) -> None:
-        s, f, way = self.s, self.found, self.way
+        s, f = self.s, self.found
         between = self._maps_left()
-        kinds = instructions(s, self._factors(f.lasts[0].name)[0].dtype, self.groups)
+        kind = self._factors(f.lasts[0].name)[0].dtype
+        kinds = instructions(s, kind, self.groups)
         if kinds is None:
             raise Refused("no instruction multiplies rows in registers")
         # Copies of operands: for all blocks of columns, and for one.
@@ -98,8 +98,11 @@ class _Products(_Chain):
             b = self._right(x.name, between)
             if _one_of(b, shared) is None:
                 blocks[self._copy_of(x.name, b, "b")] = True
+        across = Across.of(self, f.across, between) if f.across is not None else None
         outs = self._outs()
         self._whole_tiles(rows, list(blocks), between)
+        if across is not None:
+            across.split()
         placed = [
             self._tiles_of(last.name, out.name) for last, out in zip(f.lasts, outs, strict=True)
         ]
@@ -117,6 +120,8 @@ class _Products(_Chain):
         part = s.reduced(f.lasts[0].name)[1 if period else 0].name
         for x in f.lasts[1:]:
             s.do(ComputeWith(x.name, part))
+        if across is not None:
+            across.place(tiles, part, period)
         for name in (*reversed(between), *(x.name for x in reversed(f.firsts))):
             s.do(ComputeAt(name, part))
         for x in rows:
@@ -125,37 +130,31 @@ class _Products(_Chain):
             s.do(ComputeAt(x, part))
         for x in (*rows, *blocks):
             s.do(SetScope(x, "shared"))
-        trimmed = s.attempt(Trim(part))
+        s.attempt(Trim(part))
         longer = D.coefficient(s.loops(part)[0].extent, s.loops(tiles)[0].var)
-        grid = self._blocks(outer, tiles, trimmed)
+        self._blocks(outer, tiles)
         for _, _, results in placed:
             self._results(*results)
         self._between(between)
-        # A producer brings what is next to its loop; copies by others would be in no order with it.
-        once = [self._copy(x, boxes=way.roles > 0 and not period) for x in rows]
-        if way.roles and any(once) and not all(once):
-            raise Refused("the copy engine brings some rows, threads bring others")
+        if across is not None:
+            across.bind()
+        for x in rows:
+            self._copy(x, boxes=False)
         for x, turned in blocks.items():
             self._copy(x, turned=turned)
         for x in f.firsts:
             self._product(x.name, kinds[0])
         for x in f.lasts:
             self._product(x.name, kinds[1])
-        if way.roles:
-            s.do(Roles(part, way.roles))
-            s.do(Pragma(grid, "registers", REGISTERS))
-        else:
-            for x in blocks:
-                s.do(Pipeline(part, x, AHEAD, asynchronous=True))
-        if way.hastens:
+        if across is not None:
+            across.multiply(kind)
+        for x in blocks:
+            s.do(Pipeline(part, x, grid_chains.AHEAD, asynchronous=True))
+        if across is not None:  # registers of what is done with are free then, too
             s.do(Hasten(part))
-        if any(once):
-            s.do(BringOnce(tuple(rows)))
         s.do(Synchronise())
-        if way.turns and self.groups > 1:
-            s.do(TakeTurns(part))
         s.attempt(Unmask(part))
-        if isinstance(longer, int) and longer > 0 and not way.walks:
+        if isinstance(longer, int) and longer > 0:
             s.do(Reverse(tiles))  # later tiles take longer, so they begin first
 
     def _period(self, between: list[str]) -> int:
@@ -185,6 +184,7 @@ class _Products(_Chain):
         powers that several stages read."""
         s, f = self.s, self.found
         own = {x.name for x in (*f.firsts, *f.lasts, *f.outs)}
+        own |= {f.across.name} if f.across is not None else set()
         multiplied = {x.source for last in f.lasts for x in store_reads(s.store(last.name))}
         left: list[str] = []
         for st in s.group.stages:

@@ -47,7 +47,9 @@ def _scattered(s: Scheduler, stage: str) -> bool:
             s.do(Fuse(first, inner, f"{stage}.u{k}"))
             first = f"{stage}.u{k}"
         s.do(Split(first, THREADS))
-        s.do(AddAtomically(f"{first}.0", f"{first}.1"))
+        s.do(AddAtomically(stage))
+        s.do(Bind(f"{first}.0", "block.x"))
+        s.do(Bind(f"{first}.1", "thread.x"))
     except Refused:
         s.nest, s.trace[:] = before
         return False

@@ -38,13 +38,21 @@ from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
-WARPS = 8  # of a block
+WARPS = (8, 4)  # of a block: as many as leave room for so many turns of copies
+TURNS = 3
+# Blocks of a multiprocessor: with two, half as much is on its way in each (slower on an H200).
+RESIDENT: int = 1
 LEFT = 8 * 1024  # bytes of shared memory that are left for other things than copies
 SHARE = 64  # elements of a row that a lane has in registers, at most
 MOST_RESULTS = 64  # of a warp
 BEGINNING = 4  # results in whose time a block begins and ends
 TOGETHER = 4  # results of a warp that are written out, or whose sums grow together, at most
 BESIDE = 4  # vectors of each of them that are one turn
+
+
+def copies_room(grid: Grid, left: int = LEFT) -> int:
+    """Bytes of shared memory that a block has for copies which begin early."""
+    return min(grid.block_shared, grid.shared // RESIDENT) - left
 
 
 def schedule_streams(s: Scheduler) -> bool:
@@ -77,21 +85,24 @@ def schedule_streams(s: Scheduler) -> bool:
         s.do(Fuse(path[0].name, path[1].name, f"{host}.o{len(path)}"))
     sums = [x.name for x in stages if x.is_reduce and x not in products]
     depth, results = s.path(row)[-1].extent, path[0].extent
-    if not isinstance(depth, int) or not isinstance(results, int) or results % WARPS:
+    if not isinstance(depth, int) or not isinstance(results, int) or results % max(WARPS):
         return False
     for x in products:
         s.do(CacheRead(str(matrices[x.name]), x.name, _copy(x.name)))
     given = _given(s, sums, making, depth)
-    count = _results_of_a_warp(grid, results // WARPS)
+    size = sum(s.nest.buffer(_copy(x.name)).dtype.bytes for x in products)
+    alone = depth <= SHARE * grid.warp  # one result of a warp after the other
+    fits = (w for w in WARPS if not alone or TURNS * w * depth * size <= copies_room(grid))
+    warps = next(fits, WARPS[-1])
+    count = _results_of_a_warp(grid, results // warps)
     beside = _beside(s, host, results) if count <= TOGETHER else []
     names = [*given, *sums, *making, row, *(x.name for x in products)]
     lanes = vector_lanes(s, names, *(s.path(x)[-1].var for x in names))
     if lanes == 1 or depth % (grid.warp * lanes):
         return False
-    size = sum(s.nest.buffer(_copy(x.name)).dtype.bytes for x in products)
     found = [x.name for x in products], sums, making, given, beside, row
-    way = _Streams(s, grid, path[0].name, *found, lanes, count)
-    if depth <= SHARE * grid.warp:
+    way = _Streams(s, grid, path[0].name, *found, lanes, count, warps)
+    if alone:
         return way.one_by_one(depth, size)
     return not sums and not made and count <= TOGETHER and way.together(depth, size)
 
@@ -177,12 +188,13 @@ class _Streams:
     row: str
     lanes: int
     count: int  # results of a warp
+    warps: int  # of a block
 
     def one_by_one(self, depth: int, size: int) -> bool:
         """A warp has the row in registers, and one result after the other: each is a turn."""
         s, at = self.s, self.at
         turn, warp = self._divide()
-        ahead = self._ahead(WARPS * depth * size, self.count)
+        ahead = self._ahead(self.warps * depth * size, self.count)
         if ahead == 0:
             return False
         for x in reversed(self.products):
@@ -213,10 +225,12 @@ class _Streams:
         vectors of each of them are a turn."""
         s, at = self.s, self.at
         part_of = self.grid.warp * self.lanes
-        beside = next(k for k in (BESIDE, 2, 1) if depth // part_of % k == 0)
-        turns = depth // part_of // beside
         taken = depth * s.nest.buffer(self.row).dtype.bytes
-        ahead = self._ahead(self.count * WARPS * beside * part_of * size, turns, taken)
+        vector = self.count * self.warps * part_of * size
+        some = [k for k in (BESIDE, 2, 1) if depth // part_of % k == 0]
+        enough = (k for k in some if (TURNS + 1) * k * vector + taken <= copies_room(self.grid))
+        beside = next(enough, some[-1])
+        ahead = self._ahead(beside * vector, depth // part_of // beside, taken)
         if ahead == 0 or len(self.products) > 1:
             return False
         mine, warp = self._divide()
@@ -231,7 +245,7 @@ class _Streams:
         s.do(RFactor(x, (own,), part))
         first = moved(results, f"{x}.init")
         for loop in (first, f"{part}.init.i0", moved(results, part), results):
-            s.do(Split(loop, WARPS))
+            s.do(Split(loop, self.warps))
         turn, again = (moved(f"{of}.{k}", part) for k in (0, 1))
         rows = [moved(f"{results}.{k}", part) for k in (0, 1)]
         s.do(Reorder((turn, *rows)))
@@ -255,14 +269,14 @@ class _Streams:
         """The results as blocks, turns and warps; one lane of a warp stores a result."""
         s, at = self.s, self.at
         s.do(Split(at, 1))
-        s.do(Split(f"{at}.0", self.count * WARPS))
-        s.do(Split(f"{at}.0.1", WARPS))
+        s.do(Split(f"{at}.0", self.count * self.warps))
+        s.do(Split(f"{at}.0.1", self.warps))
         return f"{at}.0.1.0", f"{at}.0.1.1"
 
     def _ahead(self, size: int, turns: int, taken: int = 0) -> int:
         """How many turns are copied ahead, each of so many bytes, where some are taken; 0: there is
         no room."""
-        versions = (self.grid.block_shared - LEFT - taken) // size
+        versions = (copies_room(self.grid) - taken) // size
         return max(0, min(turns if turns <= versions else versions - 1, MAX_AHEAD))
 
     def _split(self, loop: str) -> tuple[str, str, str]:
@@ -295,7 +309,7 @@ class _Streams:
         s = self.s
         turns, own, lane = self._split(s.path(stage)[-1].name)
         s.do(SetScope(stage, "shared"))
-        s.do(Split(turns, WARPS))
+        s.do(Split(turns, self.warps))
         s.do(Bind(f"{turns}.1", "thread.y"))
         self._bound(f"{turns}.0", own, lane)
 
@@ -303,16 +317,16 @@ class _Streams:
         """Something as long as the row, of which each thread has its own part in registers."""
         s = self.s
         turns, own, lane = self._split(s.path(stage)[-1].name)
-        s.do(Split(turns, WARPS))
+        s.do(Split(turns, self.warps))
         s.do(Bind(f"{turns}.1", "thread.y"))
         self._bound(f"{turns}.0", own, lane)
-        self._in_registers(stage, WARPS)
+        self._in_registers(stage, self.warps)
 
     def _sum_of_all(self, stage: str) -> None:
         """A part of a sum by every thread, then one of all threads."""
         s, part = self.s, f"{stage}p"
         turns, own, lane = self._split(s.path(stage)[-1].name)
-        s.do(Split(turns, WARPS))
+        s.do(Split(turns, self.warps))
         s.do(RFactor(stage, (f"{turns}.1", own), part))
         axis = len(s.nest.buffer(part).shape) - 1
         again = [moved(x, part) for x in (f"{turns}.0", f"{turns}.1", own, lane)]
@@ -330,7 +344,7 @@ class _Streams:
         for x in self.beside:
             s.do(ComputeAt(x, f"{self.at}.0.0"))
             loop = s.path(x)[-1].name
-            s.do(Split(loop, WARPS))
+            s.do(Split(loop, self.warps))
             s.do(Unroll(f"{loop}.0"))
             s.do(Bind(f"{loop}.1", "thread.y"))
             self._own_results(x, len(s.nest.buffer(x).shape) - 1)
@@ -339,7 +353,7 @@ class _Streams:
         """Results laid out so that one axis is the warp: each has memory for its own only."""
         axes = [f"i{k}" for k in range(len(self.s.nest.buffer(buffer).shape))]
         c = axes[axis]
-        places = [*axes[:axis], f"{c}//{WARPS}", f"{c}%{WARPS}", *axes[axis + 1 :]]
+        places = [*axes[:axis], f"{c}//{self.warps}", f"{c}%{self.warps}", *axes[axis + 1 :]]
         self.s.do(Relayout(buffer, f"{', '.join(axes)} -> {', '.join(places)}"))
 
     def _in_registers(self, buffer: str, warps: int = 1) -> None:
@@ -357,7 +371,7 @@ class _Streams:
         for x in self.products:
             rows, along = (p.name for p in s.path(_copy(x))[-2:])
             s.do(SetScope(_copy(x), "shared"))
-            s.do(Split(rows, WARPS))
+            s.do(Split(rows, self.warps))
             s.do(Unroll(f"{rows}.0"))
             s.do(Bind(f"{rows}.1", "thread.y"))
             self._spread(along)
@@ -369,5 +383,5 @@ class _Streams:
         s.do(BeginEarly(turn))
         if self.beside and s.loops(turn)[0].extent == self.count:
             s.do(Unroll(turn))  # constant indices, so that what results need is registers
-        s.do(Pragma(f"{at}.0.0", "resident", 1))
+        s.do(Pragma(f"{at}.0.0", "resident", RESIDENT))
         s.do(Synchronise())

@@ -68,14 +68,14 @@ BESIDE_ENDS = 4  # vectors of a thread, at least, of rows that have single eleme
 # Products of a row with a matrix, which is read once: a warp for each result, so many in a block,
 # and so many vectors of each that are on their way at a time.
 WARP = 32
-WARPS: int = 8
-BESIDE: int = 8
+WARPS: int = 4
+BESIDE: int = 16
 # Where warps make the row themselves: results of a warp at most.
 MOST_ROWS = 16
 # Blocks on a multiprocessor, between which registers are divided. Left to itself (0) the assembler
 # takes few, so that many blocks fit: then two loads are on their way instead of eight. Rows that
 # warps make themselves take more.
-RESIDENT: int = 3
+RESIDENT: int = 4
 ROW_RESIDENT = 2
 
 

@@ -254,7 +254,7 @@ def _rewritten(s: Stmt, new: Rewriter, sources: frozenset[object]) -> Stmt:
         return replace(made, condition=new(made.condition))
     if isinstance(s, Store) and not s.asynchronous:
         at = tuple(map(new.dim, s.index))
-        return Store(s.stage, s.buffer, at, new(s.value), s.combine)
+        return replace(s, index=at, value=new(s.value))
     if isinstance(s, Atomic):
         result = None if s.result is None else (s.result[0], tuple(map(new.dim, s.result[1])))
         compare = None if s.compare is None else new(s.compare)

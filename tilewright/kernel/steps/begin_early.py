@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.ir import dim as D
+from tilewright.ir.expr import loads
 from tilewright.kernel.early import only_begins, parts
 from tilewright.kernel.nest import (
     BLOCKS,
@@ -15,11 +17,14 @@ from tilewright.kernel.nest import (
     Store,
     Wait,
     mentions,
+    own_values,
     transform,
     walk,
     writes,
 )
 from tilewright.kernel.step import Step
+
+FEWEST, MOST = 2048, 32 * 1024  # bytes of an input that comes to the cache at an Await
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ class BeginEarly(Step):
         y += t[k%2] * r                    commit
                                            y += t[k%2] * r
 
-    What is copied are inputs. Several loops of a block may begin early: what waited for copies in
+    What is copied are inputs. Small ones that all blocks read later come to the cache meanwhile:
+    the Await names them. Several loops of a block may begin early: what waited for copies in
     between lets these go on, where it begins none itself. Synchronise afterwards.
     """
 
@@ -64,8 +70,23 @@ class BeginEarly(Step):
         used = sorted(to & frozenset().union(*map(mentions, passed)))
         self.need(not used, f"{', '.join(used)} is used before it is copied to")
         later = _waiting_for_less(passed, sum(map(_groups, first)))
-        block = path[-1].around((*begun, *early, Await(), *later, *rest[len(before) :]))
+        after = (*later, *rest[len(before) :])
+        waits = Await(tuple(_small(n, after, frozenset(q.var for q in path))))
+        block = path[-1].around((*begun, *early, waits, *after))
         return replace(n, body=transform(n.body, lambda s: (block,) if s is path[-1] else (s,)))
+
+
+def _small(n: Nest, body: tuple[Stmt, ...], blocks: frozenset[D.Sym]) -> Iterator[str]:
+    """Inputs of a few lines of the cache that every block reads at the same places."""
+    places: dict[str, list[D.Dim]] = {}
+    for s, _ in walk(body):
+        for x in (x for v in own_values(s) for x in loads(v)):
+            places.setdefault(str(x.source), []).extend(x.index)
+    for b in n.buffers:
+        size = b.size * b.dtype.bytes if isinstance(b.size, int) else 0
+        if b.scope == "in" and not b.pointer and b.name in places and FEWEST <= size <= MOST:
+            if not any(blocks & D.symbols(i) for i in places[b.name]):
+                yield b.name
 
 
 def _groups(s: Stmt) -> int:

@@ -42,10 +42,12 @@ class Bind(Step):
 
     def _combines(self, n: Nest, x: Loop, found: Carried) -> bool:
         """Is it a reduction whose values threads combine? Blocks do not, and not where the order of
-        a sum may not change."""
+        a sum may not change. Atomic additions may be anybody's."""
+        uses = (found.first, found.second)
+        if found.kind == "reduction" and all(u is not None and u.target.atomic for u in uses):
+            return True
         if self.axis not in THREADS or found.kind != "reduction" or n.precision == "strict":
             return False
-        uses = (found.first, found.second)
         return all(u is not None and x.var not in _symbols(u.index) for u in uses)
 
 

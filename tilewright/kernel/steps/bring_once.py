@@ -41,7 +41,8 @@ class BringOnce(Step):
 
     So a block that walks over tiles has the next one brought while it stores the last one. Where
     iterations release what some earlier ones have used, the last of these says that all are past
-    their reads: `acquire 2` where it is the one before.
+    their reads: `acquire 2` where it is the one before. Then nor does this one release itself: of
+    a tile with a single iteration that would say that it has been read.
     """
 
     stays: ClassVar[bool] = True
@@ -64,7 +65,7 @@ class BringOnce(Step):
         earlier = min(self._released(x) for x in loops)
         self.fresh(n, f"{self.stages[0]}.once")
         asked = [Pipeline("", "", asynchronous=True).marked(s) for s in own]
-        inside = (Acquire(1 + earlier), *asked, Commit(), Wait(0), Release(0))
+        inside = (Acquire(1 + earlier), *asked, Commit(), Wait(0), Release(earlier))
         once = Loop(D.the_sym(D.var(f"{self.stages[0]}.once", 1)), "serial", inside)
 
         def one_place(s: Stmt) -> tuple[Stmt, ...]:

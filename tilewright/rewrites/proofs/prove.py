@@ -112,6 +112,13 @@ def _unproved(rule: Rule, dtype: DType, subjects: range, seed: int) -> str | Non
     return None
 
 
+def symbolic_sides(rule: Rule, seed: int = 0) -> tuple[Node, Node] | None:
+    """Both sides on a subject of all sizes; None where the rule does not apply to one."""
+    mine = [d for d in TENSOR_DTYPES.values() if d.kind in rule.dtypes]
+    found = (_sides(rule, Maker(seed, True, d)) for d in mine)
+    return next((x for x in found if x is not None), None)
+
+
 def _sides(rule: Rule, maker: Maker) -> tuple[Node, Node] | None:
     left = subject_of(rule, maker)
     applied = rule.apply(left)

@@ -26,25 +26,12 @@ class Scratch:
 
 
 @dataclass(frozen=True)
-class Stream:
-    """Block number t of a launch reads `size` bytes at `start` + `stride` * (t // `every`) of an
-    argument."""
-
-    argument: str
-    stride: int
-    size: int
-    start: int = 0
-    every: int = 1
-
-
-@dataclass(frozen=True)
 class TaskParts:
-    """A kernel as functions that a block of another one calls: LLVM text, a function for each
-    launch, and the memory that each streams through; or why it cannot be that."""
+    """A kernel as functions that a block of another one calls: LLVM text, and a function for each
+    launch; or why it cannot be that."""
 
     text: bytes = b""
     launches: tuple[Launch, ...] = ()
-    streams: tuple[tuple[Stream, ...], ...] = ()
     refused: str = ""
 
 

@@ -17,7 +17,7 @@ from tilewright.runtime.cuda.quick import HEAD, quick_launch
 _LOG_BYTES = 16384
 # Options of the driver's compiler: logs of information and of errors with their sizes, many words.
 _INFO, _INFO_BYTES, _ERRORS, _ERROR_BYTES, _VERBOSE = 3, 4, 5, 6, 12
-_SHARED, _LOCAL, _REGISTERS, _MOST_THREADS, _MOST_DYNAMIC = 1, 3, 4, 0, 8
+_SHARED, _LOCAL, _REGISTERS, _MOST_THREADS, _MOST_DYNAMIC, _CARVEOUT = 1, 3, 4, 0, 8, 9
 _MOST_MAPS = 256  # that a launcher remembers
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 
@@ -47,14 +47,17 @@ class Module:
         self.handle = handle.value or 0
         weakref.finalize(self, _unload, device, self.handle)
 
-    def function(self, name: str, dynamic: int = 0) -> Function:
-        """A kernel by name, with so many bytes of dynamic shared memory."""
+    def function(self, name: str, dynamic: int = 0, beside: bool = False) -> Function:
+        """A kernel by name, with so many bytes of dynamic shared memory. Where blocks of others are
+        to run `beside` its own, multiprocessors have as much shared memory as they can."""
         handle = ctypes.c_void_p()
         call = self.device.driver.call
         self.device.use()
         call("cuModuleGetFunction", ctypes.byref(handle), self.handle, name.encode(), where=name)
         if dynamic:
             call("cuFuncSetAttribute", handle, _MOST_DYNAMIC, dynamic, where=name)
+        if beside:
+            call("cuFuncSetAttribute", handle, _CARVEOUT, 100, where=name)
         return Function(self, name, handle.value or 0, dynamic)
 
 

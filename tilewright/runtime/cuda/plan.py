@@ -20,7 +20,7 @@ from tilewright.kernel.tasks import ARENA, Use
 from tilewright.llvm.entry import Branch, Slot
 from tilewright.llvm.grid import blocks_of
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.image import KernelImage, Steps, Stream, Work
+from tilewright.runtime.cuda.image import KernelImage, Steps, Work
 from tilewright.runtime.cuda.kernels import launcher_of
 from tilewright.runtime.cuda.machine import GivenCall, Matrix
 from tilewright.runtime.cuda.module import Facts, Launcher, Module
@@ -33,8 +33,7 @@ LOADERS = 8  # threads in which the driver compiles PTX
 @dataclass(frozen=True)
 class Planned:
     """A launch: value k of its arguments is `base[k]`, plus the address of number `source[k]`.
-    `uses` is the memory that it reads and writes, `streams` what its blocks stream through; None
-    where that is not known."""
+    `uses` is the memory that it reads and writes; None where that is not known."""
 
     launcher: Launcher
     blocks: tuple[int, int, int]
@@ -42,9 +41,9 @@ class Planned:
     source: tuple[int, ...]
     kind: str = ""
     uses: tuple[Use, ...] | None = None
-    streams: tuple[Stream, ...] = ()
     arguments: tuple[str, ...] = ()
     early: tuple[str, ...] = ()  # arguments that are read before anything of earlier launches
+    waits: bool = False  # does it wait for these itself?
 
     def values(self, addresses: Sequence[int]) -> list[int]:
         return [
@@ -111,7 +110,7 @@ class Kernels:
         for symbol, module in zip(own, made, strict=True):
             image = images[symbol]
             self._modules[symbol] = module
-            functions = [module.function(x.symbol, x.shared) for x in image.launches]
+            functions = [module.function(x.symbol, x.shared, bool(x.early)) for x in image.launches]
             pairs = zip(functions, image.launches, strict=True)
             self.launchers[symbol] = [launcher_of(f, x, image.dims) for f, x in pairs]
 
@@ -189,7 +188,6 @@ class Planner:
         only_read = set(image.arguments[: len(image.arguments) - w.written])
         dims = tuple(sizes[d] for d in image.dims)
         made: list[Planned | PlannedCall] = [_call(c, places, sizes) for c in image.calls]
-        streams = image.tasks.streams if image.tasks is not None else ()
         for k, x in enumerate(image.launches):
             given = [places[a] for a in x.arguments]
             base = (*(b for b, _ in given), *dims)
@@ -205,9 +203,9 @@ class Planner:
                     source,
                     x.symbol,
                     tuple(uses) if known else None,
-                    streams[k] if streams else (),
                     x.arguments,
                     x.early,
+                    x.waits,
                 )
             )
         return made, room

@@ -22,7 +22,6 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.types import TensorType
 from tilewright.llvm.objects import cached_ptx
-from tilewright.runtime.cuda import replay
 from tilewright.runtime.cuda.image import EntryImage, KernelImage, from_bytes
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.memory import HostWords, Memory
@@ -38,7 +37,7 @@ from tilewright.runtime.cuda.plan import (
     Planner,
 )
 from tilewright.runtime.cuda.replay import Called, Launched, Replay, no_libraries
-from tilewright.runtime.cuda.tasks import TaskReplay, Tasks, early_launches
+from tilewright.runtime.cuda.tasks import TaskReplay, Tasks, begins_early
 from tilewright.runtime.program import Details, Program
 from tilewright.runtime.program_data import ProgramData
 from tilewright.runtime.shared import Derived, Weight
@@ -323,7 +322,7 @@ class CudaProgram(Program):
             found = None
             if len(shape.graphs) >= ALIKE:
                 found = shape.graphs.pop()
-                if _replace(found, shape.users, addresses):
+                if _as_ordered(found, shape, addresses) and _replace(found, shape.users, addresses):
                     found.bound, found.varying, found.addresses = bound, varying, addresses
                 else:
                     found = None
@@ -355,7 +354,7 @@ class CudaProgram(Program):
             else (p.call, p.values(addresses))
             for p in straight
         ]
-        early = early_launches(straight, addresses) if replay.OVERLAP else ()
+        early = begins_early(straight, addresses)
         libraries = self.machine.libraries
         if libraries is None:
             return Replay(self.machine.device, launches, early=early)
@@ -507,11 +506,25 @@ def _moved(graph: _Graph, shape: _Shape, places: Sequence[int], varying: tuple[i
             addresses[n] = new
             for k, used in shape.users.get(n, {}).items():
                 changed.setdefault(k, []).extend((at, base + new) for at, base in used)
+    if not _as_ordered(graph, shape, addresses):
+        return False
     for k, values in changed.items():
         if not graph.replay.replace(k, values):
             return False
     graph.varying, graph.addresses = varying, addresses
     return True
+
+
+def _as_ordered(graph: _Graph, shape: _Shape, addresses: list[int]) -> bool:
+    """May the same kernels of a graph begin early with other addresses?"""
+    straight = shape.plan.straight or ()
+    if isinstance(graph.replay, TaskReplay) or not any(p.early for p in _kernels(straight)):
+        return True
+    return begins_early(straight, addresses) == begins_early(straight, graph.addresses)
+
+
+def _kernels(straight: Sequence[Planned | PlannedCall]) -> list[Planned]:
+    return [p for p in straight if isinstance(p, Planned)]
 
 
 def _replace(

@@ -13,8 +13,6 @@ from tilewright.runtime.cuda.machine import GivenCall, Recorded
 from tilewright.runtime.cuda.module import Launcher
 from tilewright.runtime.cuda.quick import quick_replay
 
-# Do kernels that can (kernel/early.py) begin before the one before them ends?
-OVERLAP: bool = False
 # Of an edge of a graph: after the kernel before lets others begin, and not when it ends.
 _LETS_BEGIN = (ctypes.c_ubyte * 8)(1, 0, 1)
 
@@ -99,7 +97,7 @@ class Replay:
         record: Record = no_libraries,
         early: Sequence[bool] = (),
     ) -> None:
-        """Of each launch: does the kernel wait itself for what it needs of others?"""
+        """Of each launch: may it begin before the one before it ends, since it waits itself?"""
         self.device, self._record = device, record
         # Libraries first: what they record may fail, and may enqueue work of its own.
         self._nodes = [_node(x, record) for x in launches]

@@ -4,30 +4,20 @@ reads (llvm/tasks.py has its form)."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
-from tilewright.kernel.tasks import ARENA, Ahead, Phase, TaskGraph, Use, check, ordered
+from tilewright.kernel.tasks import ARENA, Phase, TaskGraph, Use, check, ordered
 from tilewright.llvm import tasks as layout
 from tilewright.llvm.tasks import ENTRY, Kind
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.image import KernelImage, Steps, Stream, TasksImage, Work
+from tilewright.runtime.cuda.image import KernelImage, Steps, TasksImage, Work
 from tilewright.runtime.cuda.memory import Memory
 from tilewright.runtime.cuda.module import Facts, Module
 from tilewright.runtime.cuda.plan import Described, Planned, PlannedCall, Planner
-
-# Bytes that a block fetches ahead at one wait, and that it may be ahead of its use (half of the
-# cache, with some 300 blocks). None are fetched: a step of a model of a billion weights took 895 us
-# without on an H200, 925 with 32 KiB and 964 with 128, asked of the copy engine; line by line, with
-# twice as many phases, 998, 1017 and 1069.
-AHEAD_BYTES: int = 0
-AHEAD_MOST: int = 96 * 1024
-# Arguments of fewer bytes a task are not worth fetching.
-AHEAD_LEAST = 2048
 
 
 def phases_of(
@@ -68,88 +58,27 @@ def same_memory(launches: Sequence[Planned], values: Sequence[Sequence[int]]) ->
     return found
 
 
-def early_launches(
-    launches: Sequence[Planned | PlannedCall], addresses: Sequence[int]
-) -> list[bool]:
-    """Which of the first launches may begin before those before them end: what they read before
-    they wait is written by none of these."""
-    known: list[Planned] = []
-    for p in launches:
-        if not isinstance(p, Planned) or p.uses is None:
-            break  # it may write anything
-        known.append(p)
+def begins_early(launches: Sequence[Planned | PlannedCall], addresses: Sequence[int]) -> list[bool]:
+    """Which launches of a sequence may begin before the one before them ends: those that wait for
+    it themselves, where what they read before that is written by none before. All before that one
+    have ended then, since it waited for them, or began after them."""
+    known = [p for p in launches if isinstance(p, Planned) and p.uses is not None]
     names = same_memory(known, [p.values(addresses) for p in known])
     written: set[str] = {ARENA}
+    anything = False  # may have been written
     out: list[bool] = []
-    for p in known:
+    for p in launches:
+        if not isinstance(p, Planned):
+            anything = True
+            out.append(False)
+            continue
         uses = [(names.get(u.space, u.space), u) for u in p.uses or ()]
         early = {x for a, (x, _) in zip(p.arguments, uses, strict=False) if a in p.early}
-        out.append(bool(early) and not early & written)
+        unknown = anything or p.uses is None
+        out.append(p.waits and not (p.early and (unknown or early & written)))
+        anything = anything or p.uses is None
         written |= {x for x, u in uses if u.writes}
     return out
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """What one task of a block reads of an argument: task number `turn` of the block in a phase."""
-
-    phase: int
-    argument: int
-    stream: Stream
-    size: int
-    turn: int
-    share: int  # bytes, of all blocks on average
-
-
-def with_ahead(g: TaskGraph, launches: Sequence[Planned]) -> TaskGraph:
-    """The graph whose blocks, at every wait, fetch what all tasks of the phase read, and some of
-    what their next tasks stream through, if nothing writes that: in the order of use, and not so
-    far ahead that the cache overflows."""
-    pieces = list(_pieces(g, launches))
-    small = [x for x in pieces if not x.stream.stride]
-    pieces = [x for x in pieces if x.stream.stride] if AHEAD_BYTES else []
-    phases, sent, used = list(g.phases), 0, 0  # of the pieces
-    for k, p in enumerate(g.phases):
-        # What a phase that begins early reads is on its way already.
-        while used < len(pieces) and pieces[used].phase < k + bool(p.early):
-            used += 1
-        sent = max(sent, used)
-        room = AHEAD_BYTES
-        window = AHEAD_MOST - sum(x.share for x in pieces[used:sent])
-        own = [x for x in small if x.phase == k][: layout.MOST_AHEAD]
-        entries: dict[tuple[int, int], list[_Piece]] = {(k, x.argument): [x] for x in own}
-        while sent < len(pieces) and pieces[sent].share <= min(room, window):
-            x = pieces[sent]
-            key = x.phase, x.argument
-            if key not in entries and len(entries) == layout.MOST_AHEAD:
-                break
-            entries.setdefault(key, []).append(x)
-            room, window, sent = room - x.share, window - x.share, sent + 1
-        if entries:
-            phases[k] = replace(p, ahead=tuple(map(_ahead, entries.values())))
-    return replace(g, phases=tuple(phases))
-
-
-def _ahead(pieces: Sequence[_Piece]) -> Ahead:
-    first, last, s = pieces[0], pieces[-1], pieces[0].stream
-    turns = first.turn, last.turn + 1
-    return Ahead(first.phase, first.argument, s.stride, first.size, *turns, s.start, s.every)
-
-
-def _pieces(g: TaskGraph, launches: Sequence[Planned]) -> Iterator[_Piece]:
-    """What a block streams through, in the order of use; of a large task only the beginning."""
-    written = {u.space for p in g.phases for u in p.uses if u.writes}
-    for k, (p, launch) in enumerate(zip(g.phases, launches, strict=True)):
-        spaces = [u.space for u in launch.uses or ()]
-        found = [(launch.arguments.index(s.argument), s) for s in launch.streams]
-        found = [(a, s) for a, s in found if s.size >= AHEAD_LEAST and spaces[a] not in written]
-        yield from (_Piece(k, a, s, s.size, 0, s.size) for a, s in found if not s.stride)
-        found = [(a, s) for a, s in found if s.stride][: layout.MOST_AHEAD - 1]
-        for turn in range(-(-p.tasks // g.blocks)):
-            tasks = min(p.tasks - turn * g.blocks, g.blocks)
-            for a, s in found:
-                size = min(s.size, AHEAD_BYTES // len(found))
-                yield _Piece(k, a, s, size, turn, size * tasks // (g.blocks * s.every))
 
 
 def graph_of(
@@ -170,8 +99,7 @@ def graph_of(
     planner = Planner(Described(images), {}, {}, ends.get(ARENA, 0))
     plan = planner.plan(steps, ends.get("in", 0), ends.get("out", 0))
     launches = [p for p in plan.actions if isinstance(p, Planned) and 0 not in p.blocks]
-    made = ordered(phases_of(launches, kinds), blocks, threads)
-    return check(with_ahead(made, launches))
+    return check(ordered(phases_of(launches, kinds), blocks, threads))
 
 
 class Table:
@@ -182,8 +110,6 @@ class Table:
     ) -> None:
         numbers = {k.symbol: n for n, k in enumerate(image.kinds)}
         self.words = np.zeros((len(g.phases), image.words), np.int64)
-        # By phase and position: where else a value stands, and what is added to it there.
-        self._again: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         for k, p in enumerate(g.phases):
             if len(p.waits) > layout.MOST_WAITS:
                 most = layout.MOST_WAITS
@@ -199,20 +125,12 @@ class Table:
             for n, w in enumerate(p.waits):
                 at = layout.WAIT + 2 * n
                 row[at : at + 2] = layout.counter_place(w.counter), w.count
-            for n, a in enumerate(p.ahead):
-                at = layout.AHEAD + n * layout.AHEAD_WORDS
-                self._again.setdefault((a.phase, a.argument), []).append((k, at, a.start))
-                of = g.phases[a.phase].tasks, g.firsts[a.phase]
-                own = a.stride, a.size, *of, a.first, a.last, a.every
-                row[at + 1 : at + layout.AHEAD_WORDS] = own
         for k, own in enumerate(values):
             for position, value in enumerate(own):
                 self.put(k, position, value)
 
     def put(self, phase: int, position: int, value: int) -> None:
         self.words[phase, layout.VALUES + position] = value
-        for *place, more in self._again.get((phase, position), ()):
-            self.words[*place] = value + more
 
 
 class TaskReplay:
@@ -291,7 +209,7 @@ class Tasks:
         """The checked task graph of launches."""
         phases = phases_of(launches, self.image.kinds, names)
         made = ordered(phases, self.blocks, self.image.threads)
-        return check(with_ahead(made, launches), self.resident)
+        return check(made, self.resident)
 
     def replay(
         self, launches: Sequence[Planned | PlannedCall], addresses: Sequence[int]

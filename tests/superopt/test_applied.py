@@ -1,0 +1,81 @@
+"""Mined equalities as rules of graphs: other ranks than they were found with, and refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewright.ir.node import Node, input, node
+from tilewright.ir.operator import OPERATORS
+from tilewright.ir.pattern import Rule
+from tilewright.ir.types import DType, TensorType, f32, i32
+from tilewright.superopt.applied import ranked, rules_of
+from tilewright.superopt.text import parse_equality
+
+ASSOCIATIVE = "matmul(matmul(a, b), c) == matmul(a, matmul(b, c))"
+ASSOCIATIVE += " where a: [m, k], b: [k, n], c: [n, o]"
+BESIDE = "concat(matmul(a, b), matmul(a, c), axis=1) == matmul(a, concat(b, c, axis=1))"
+BESIDE += " where a: [m, k], b: [k, n], c: [k, o]"
+FIRST = "slice(concat(a, b, axis=0), axis=0, start=first, stop=middle) == a"
+FIRST += " where a: [m, k], b: [n, k]"
+SCALED = "relu(mul(p, a)) == mul(p, relu(a)) where p: [] >= 0, a: [m, k]"
+
+
+def tensor(name: str, *shape: int, dtype: DType = f32) -> Node:
+    return input(name, TensorType(dtype, shape))
+
+
+def make(name: str, *operands: Node, **attributes: object) -> Node:
+    return node(OPERATORS[name](**attributes), *operands)
+
+
+def both(text: str) -> list[Rule]:
+    return rules_of(parse_equality(text), "mined")
+
+
+def applied(rule: Rule, n: Node) -> Node | None:
+    found = rule.apply(n)
+    return found and found[0]
+
+
+@pytest.mark.parametrize("batch", [(), (7,), (7, 2)])
+def test_axes_in_front(batch: tuple[int, ...]) -> None:
+    a, b, c = tensor("a", *batch, 2, 3), tensor("b", 3, 4), tensor("c", 3, 5)
+    there, back = both(BESIDE)
+    left = make("concat", make("matmul", a, b), make("matmul", a, c), axis=len(batch) + 1)
+    right = make("matmul", a, make("concat", b, c, axis=1))
+    assert applied(there, left) is right and applied(back, right) is left
+
+
+def test_other_attributes_do_not_match() -> None:
+    a, b = tensor("a", 4, 3), tensor("b", 5, 3)
+    (rule,) = both(FIRST)
+    both_rows = make("concat", a, b, axis=0)
+    assert applied(rule, make("slice", both_rows, axis=0, start=0, stop=4)) is a
+    assert applied(rule, make("slice", both_rows, axis=0, start=0, stop=3)) is None
+    assert applied(rule, make("slice", both_rows, axis=1, start=0, stop=3)) is None
+
+
+def test_a_sign_has_to_be_known() -> None:
+    rule = both(SCALED)[0]
+    a, two = tensor("a", 4, 3), make("full", shape=(), value=2.0, dtype=f32)
+    right = make("mul", two, make("relu", a))
+    assert applied(rule, make("relu", make("mul", two, a))) is right
+    minus = make("full", shape=(), value=-2.0, dtype=f32)
+    assert applied(rule, make("relu", make("mul", minus, a))) is None
+    assert applied(rule, make("relu", make("mul", tensor("s"), a))) is None
+
+
+def test_floats_of_one_dtype_alone() -> None:
+    rule = both(ASSOCIATIVE)[0]
+    a, b, c = (tensor(x, 2, 2, dtype=i32) for x in "abc")
+    assert applied(rule, make("matmul", make("matmul", a, b), c)) is None
+
+
+def test_what_is_not_proved_for_a_rank_is_refused() -> None:
+    e = parse_equality(ASSOCIATIVE)
+    assert ranked(e, (1, 0, 0)) is not None and ranked(e, (0, 0, 1)) is not None
+    assert ranked(e, (-1, 0, 0)) is None
+    # Transposing the last two axes of a product of three.
+    sides = "matmul(a, permute(b, perm=(1, 0))) == matmul(a, b)"
+    turned = parse_equality(f"{sides} where a: [m, k], b: [k, k]")
+    assert ranked(turned, (1, 0)) is None

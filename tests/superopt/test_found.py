@@ -1,0 +1,138 @@
+"""What a search finds by mined rules alone, and that it is right."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tilewright import ops, targets
+from tilewright.base.errors import Invalid
+from tilewright.base.events import Log
+from tilewright.driver.cli import main
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.node import Graph, Input, Node, input, topological
+from tilewright.ir.passes import parse_passes
+from tilewright.ir.positions import static
+from tilewright.ir.types import TensorType, f32
+from tilewright.superopt.classes import Classes
+from tilewright.superopt.saturate import Budget
+from tilewright.superopt.search import Search, mined_rules, search, searched_merges, searched_rules
+from tilewright.superopt.seconds import constant_classes
+
+BUDGET = Budget(seconds=30.0, members=2_000, rounds=8)
+
+
+def tensor(name: str, *shape: int) -> Node:
+    return input(name, TensorType(f32, shape))
+
+
+def weight(name: str, *shape: int) -> Node:
+    return input(name, TensorType(f32, shape), "weight")
+
+
+def low_rank() -> Node:
+    x = tensor("x", 2, 64, 128)
+    low = ops.matmul(ops.matmul(x, weight("a", 128, 8)), weight("b", 8, 128))
+    half = ops.full((), 0.5, f32)
+    return ops.add(ops.matmul(x, weight("w", 128, 128)), ops.mul(low, half))
+
+
+def linear_attention() -> Node:
+    q, k, v = (tensor(x, 4, 256, 32) for x in "qkv")
+    return ops.matmul(ops.matmul(q, ops.permute(k, (0, 2, 1))), v)
+
+
+def chain() -> Node:
+    x = tensor("x", 2, 64, 128)
+    for k in range(4):
+        x = ops.matmul(x, weight(f"w{k}", 128, 128))
+    return x
+
+
+def gates() -> Node:
+    """Three products of one tensor, whose results go on alone."""
+    x = tensor("x", 64, 128)
+    a, b, c = (ops.matmul(x, weight(n, 128, 64)) for n in "abc")
+    return ops.mul(ops.relu(a), ops.add(b, ops.relu(c)))
+
+
+def transposed() -> Node:
+    x, w = tensor("x", 96, 64), tensor("w", 48, 96)
+    turned = ops.matmul(ops.permute(x, (1, 0)), ops.permute(w, (1, 0)))
+    return ops.relu(ops.permute(turned, (1, 0)))
+
+
+def scaled() -> Node:
+    x, two = tensor("x", 64, 64), ops.full((), 2.0, f32)
+    y = ops.matmul(ops.mul(x, two), weight("w", 64, 64))
+    return ops.mul(y, two)
+
+
+def graph_of(root: Node) -> Graph:
+    ins = tuple(n for n in topological((root,)) if isinstance(n.op, Input))
+    return Graph("f", ins, (root,))
+
+
+def at_run_time(g: Graph) -> Counter[str]:
+    """Operators that are not computed once from weights."""
+    classes = Classes(g.outputs)
+    known = constant_classes(classes)
+    return Counter(n.op.name for n in g.nodes() if n not in known and n.inputs)
+
+
+CASES = {
+    low_rank: {"matmul": 1},
+    linear_attention: {"matmul": 2, "permute": 1},
+    chain: {"matmul": 1},
+    gates: {"matmul": 1, "slice": 3, "relu": 2, "mul": 1, "add": 1},
+    transposed: {"matmul": 1, "relu": 1},
+    scaled: {"matmul": 1},
+}
+
+
+@pytest.mark.parametrize("build", CASES, ids=lambda f: f.__name__)
+def test_found(build: object) -> None:
+    assert callable(build)
+    graph = graph_of(build())
+    found = search(graph, targets.default(), BUDGET)
+    assert dict(at_run_time(found.graph)) == CASES[build]  # type: ignore[index]
+    assert found.after < found.before and found.best
+    rng = np.random.default_rng(0)
+    args = [rng.standard_normal(static(n.shape)).astype(np.float64) for n in graph.inputs]
+    for a, b in zip(evaluate(graph, args), evaluate(found.graph, args), strict=True):
+        assert np.abs(a - b).max() <= 1e-5 * np.abs(a).max()
+
+
+def test_the_rules_that_come_with_the_compiler() -> None:
+    assert len(mined_rules()) > 40 and len(searched_rules()) > 100
+    assert {(m.operator, m.at) for m in searched_merges()} == {("matmul", 0), ("matmul", 1)}
+
+
+def test_proofs_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    (name,) = (n for n, e in mined_rules().items() if str(e).startswith("matmul(matmul("))
+    assert main(["prove", name]) == 0
+    said = capsys.readouterr().out
+    assert "of w1[i0,Σ0] · w2[Σ0,Σ1] · w3[Σ1,i1]" in said and "1 proved" in said
+    assert (
+        main(["prove", "div-into-matmul"]) == 0 and "div(1 ; 1 s[0,i2])" in capsys.readouterr().out
+    )
+    assert main(["prove", "nonsense"]) == 2
+
+
+def test_a_search_is_repeatable() -> None:
+    graph = graph_of(gates())
+    found = [search(graph, targets.default(), BUDGET).graph for _ in range(2)]
+    assert found[0].outputs == found[1].outputs
+
+
+def test_a_pass_of_the_compiler() -> None:
+    """`Search` in a list of passes; without a machine there is nothing to compare."""
+    graph = graph_of(low_rank())
+    (made,) = parse_passes("Search{seconds=5}")
+    assert str(made) == "Search{seconds=5}"
+    graph = made.on(targets.default()).apply(graph, Log())
+    assert dict(at_run_time(graph)) == {"matmul": 1}
+    with pytest.raises(Invalid, match="no target is known"):
+        Search().apply(graph, Log())

@@ -1,0 +1,158 @@
+"""Classes of equal nodes, saturation and extraction, judged by evaluation and by brute force."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import pytest
+
+from tilewright import ops
+from tilewright.base.errors import Invalid
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.node import Graph, Node, input, topological
+from tilewright.ir.pattern import Rule, Var, op
+from tilewright.ir.types import TensorType, f64
+from tilewright.superopt.classes import Classes
+from tilewright.superopt.extract import cheapest, components
+from tilewright.superopt.saturate import Budget, saturate
+
+A, B, C = Var("a"), Var("b"), Var("c")
+RULES = [
+    Rule("associate", op.matmul(op.matmul(A, B), C), op.matmul(A, op.matmul(B, C))),
+    Rule("associate back", op.matmul(A, op.matmul(B, C)), op.matmul(op.matmul(A, B), C)),
+    Rule("distribute", op.matmul(A, op.add(B, C)), op.add(op.matmul(A, B), op.matmul(A, C))),
+    Rule("collect", op.add(op.matmul(A, B), op.matmul(A, C)), op.matmul(A, op.add(B, C))),
+    Rule("twice", op.neg(op.neg(A)), A),
+    Rule("zero", op.add(A, op.sub(B, B)), A),
+]
+
+
+def make(name: str, *operands: Node) -> Node:
+    return getattr(ops, name)(*operands)
+
+
+def tensor(name: str, rows: int = 3, columns: int = 3) -> Node:
+    return input(name, TensorType(f64, (rows, columns)))
+
+
+def drawn(rng: random.Random, count: int) -> Node:
+    """A random program over square matrices, which shares what it computes."""
+    values = [tensor(x) for x in "xyz"]
+    for _ in range(count):
+        name = rng.choice(["matmul", "matmul", "add", "sub", "neg"])
+        operands = [rng.choice(values[-5:]) for _ in range(1 if name == "neg" else 2)]
+        values.append(make(name, *operands))
+    return values[-1]
+
+
+def value(n: Node, seed: int) -> np.ndarray:
+    ins = tuple(x for x in topological((n,)) if not x.inputs)
+    rng = np.random.default_rng(seed)
+    given = {name: rng.integers(-3, 4, (3, 3)).astype(float) for name in "xyz"}
+    args = [given[x.op.label] for x in ins]  # type: ignore[attr-defined]
+    return evaluate(Graph("g", ins, (n,)), args)[0]
+
+
+COSTS = {"matmul": 10.0, "add": 2.0, "sub": 2.0, "neg": 1.0, "input": 0.0}
+
+
+def cost(n: Node) -> float:
+    return COSTS[n.op.name]
+
+
+def total(n: Node) -> float:
+    return sum(map(cost, topological((n,))))
+
+
+def everything(classes: Classes, root: Node) -> Iterator[float]:
+    """What every choice of members costs that leads to no cycle."""
+    leaders = list(classes)
+    for chosen in product(*(classes.members(x) for x in leaders)):
+        table = dict(zip(leaders, chosen, strict=True))
+        below = {x: dict.fromkeys(table[x].inputs) for x in leaders}
+        used, stack = set(), [classes.leader(root)]
+        while stack:
+            x = stack.pop()
+            if x not in used:
+                used.add(x)
+                stack += below[x]
+        if not components({x: below[x] for x in used}):
+            yield sum(cost(table[x]) for x in used)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_programs(seed: int) -> None:
+    """Members of a class have one value, and what is extracted is right and costs no more."""
+    root = drawn(random.Random(seed), 7)
+    classes = Classes((root,))
+    saturate(classes, RULES, Budget(members=150, rounds=4))
+    for leader in classes:
+        for m in classes.members(leader):
+            assert all(classes.leader(x) is x for x in m.inputs), (seed, m)
+    found = cheapest(classes, (root,), cost)
+    np.testing.assert_array_equal(value(found.roots[0], seed), value(root, seed), f"seed {seed}")
+    assert total(found.roots[0]) <= total(root), seed
+    assert found.cost == pytest.approx(total(found.roots[0])), seed
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_is_cheaper(seed: int) -> None:
+    root = drawn(random.Random(100 + seed), 4)
+    classes = Classes((root,))
+    saturate(classes, RULES, Budget(members=14, rounds=2))
+    choices = 1
+    for leader in classes:
+        choices *= len(classes.members(leader))
+    if choices > 20_000:
+        return
+    assert cheapest(classes, (root,), cost).cost == pytest.approx(min(everything(classes, root)))
+
+
+def test_what_is_shared_is_paid_once() -> None:
+    """A tree would take x(yz) and x(y(zx)) apart; together they share yz or xy."""
+    x, y, z = (tensor(n) for n in "xyz")
+    xy, yz = make("matmul", x, y), make("matmul", y, z)
+    a, b = make("matmul", x, yz), make("matmul", xy, y)
+    roots = (a, b)
+    classes = Classes(roots)
+    saturate(classes, RULES[:2])
+    found = cheapest(classes, roots, cost)
+    assert found.best and found.cost == 30.0  # xy, xy z, xy y
+
+
+def test_classes_that_become_alike_are_one() -> None:
+    x, y = tensor("x"), tensor("y")
+    a, b = make("neg", make("neg", x)), make("neg", make("neg", y))
+    classes = Classes((a, b))
+    assert classes.join(x, y) and not classes.join(y, x)
+    classes.settle()
+    assert classes.leader(a) is classes.leader(b) and len(list(classes)) == 3
+    with pytest.raises(Invalid, match="types differ"):
+        classes.join(x, classes.add(tensor("w", 2)))
+
+
+def test_a_class_may_lead_back_to_itself() -> None:
+    x = tensor("x")
+    y = make("add", x, make("sub", x, x))
+    classes = Classes((y,))
+    saturate(classes, RULES)
+    assert classes.leader(y) is classes.leader(x)
+    found = cheapest(classes, (y,), cost)
+    assert found.roots == (x,) and found.cost == 0
+
+
+def test_budgets_end_a_search() -> None:
+    chain = tensor("x")
+    for k in range(9):
+        chain = make("matmul", chain, tensor("yz"[k % 2]))
+    assert saturate(Classes((chain,)), RULES[:2], Budget(rounds=1)).ended == "rounds"
+    assert saturate(Classes((chain,)), RULES[:2], Budget(members=30)).ended == "members"
+    assert saturate(Classes((chain,)), RULES[:2], Budget(seconds=0)).ended == "seconds"
+    slow, fast = Classes((chain,)), Classes((chain,))
+    few = saturate(slow, RULES[:2], Budget(matches=50, rounds=100))
+    every = saturate(fast, RULES[:2], Budget(rounds=60))
+    assert few.ended == every.ended == "saturated" and few.rounds > every.rounds
+    assert len(slow) == len(fast)  # rules that rest miss nothing

@@ -1,0 +1,60 @@
+"""`tilewright mine`: rules found by enumeration, each proved, written to a file."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from tilewright.driver.looking.tables import new_table, rendered
+from tilewright.superopt.enumerate import Level, enumerated
+from tilewright.superopt.mine import Mined, mine
+from tilewright.superopt.records import write
+from tilewright.superopt.terms import Equality
+from tilewright.superopt.vocabulary import VOCABULARIES
+
+
+def show(
+    name: str, operators: int, seed: int, out: Path | None, count: bool, console: Console
+) -> int:
+    """Mine a vocabulary, show what was found, write the rules. With `count` nothing is proved."""
+    began = time.perf_counter()
+    table = new_table("operators", "candidates", "new values", "equalities", "seconds so far")
+
+    def level(x: Level) -> None:
+        numbers = (x.operators, x.candidates, x.new, x.equalities)
+        table.add_row(*(f"{n:,}" for n in numbers), f"{time.perf_counter() - began:.1f}")
+
+    def shown(found: Iterable[Equality], what: str) -> Iterable[Equality]:
+        return track(list(found), what, console=console)
+
+    vocabulary = VOCABULARIES[name]
+    mined = None
+    if count:
+        enumerated(vocabulary, operators, seed, level)
+    else:
+        mined = mine(vocabulary, operators, seed, level, shown)
+    print(rendered(table))
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+    console.print(f"seed {seed}, at most {most:.2f} GiB", highlight=False)
+    if mined is not None:
+        _report(mined, console)
+        if out is not None:
+            write(out, mined.rules, vocabulary=name, operators=operators, seed=seed)
+    return 0
+
+
+def _report(mined: Mined, console: Console) -> None:
+    for r in mined.rules:
+        console.print(f"  {r.rule}", markup=False, highlight=False, soft_wrap=True)
+    for text in mined.refused:
+        console.print(f"refused: {text}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"{mined.found:,} equalities up to names, {mined.proved:,} proved, {len(mined.rules)} rules"
+        f", from which {mined.again:,} of the proved ones follow",
+        highlight=False,
+    )

@@ -1,0 +1,95 @@
+"""`optimize="search"`: a program by the graph that a search found, where a clock says so.
+
+The search orders graphs by an estimate. What it prefers is compiled beside what the default passes
+make, both run in turn on random inputs, and the faster one is taken. The answer is kept in the
+cache, so that the next process compiles only that one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tilewright.base.cache import Cache
+from tilewright.base.events import Log
+from tilewright.driver.looking.graph_run import random_inputs, run_arrays
+from tilewright.driver.program.default_passes import chosen_passes
+from tilewright.driver.program.options import Options
+from tilewright.driver.program.program_cache import key_of
+from tilewright.driver.program.programs import compile_graph
+from tilewright.ir.node import Graph
+from tilewright.ir.pipeline import Pipeline
+from tilewright.ir.target import Target
+from tilewright.runtime.program import Program
+from tilewright.superopt.search import Search
+
+ROUNDS = 15  # in which both programs run, in turn
+CALLS_FOR = 2e-3  # seconds of calls in a round
+# A program that is not clearly faster is not taken: clocks are noisy.
+CLEARLY = 0.98
+
+
+def searched(graph: Graph, options: Options, log: Log, target: Target) -> Program:
+    """The faster of two programs of a graph: by the default passes, and by those with a search."""
+    plain = replace(options, optimize="")
+    listed = with_search(chosen_passes(plain.passes, target, plain.precision))
+    sought = replace(plain, passes=listed)
+    cache = Cache.from_knobs(log)
+    key = f"search\n{key_of(graph, sought, target)}" if cache.enabled else None
+    known = cache.get("searched", key) if key is not None else None
+    if known is not None:
+        return compile_graph(graph, sought if known == b"search" else plain, log)
+    programs = [compile_graph(graph, o, log) for o in (plain, sought)]
+    taken = 0
+    if not all(n.ttype.is_static for n in graph.inputs):
+        log.add("search", f"{graph.name}: sizes are not known, so nothing can be measured")
+    elif _kernels(programs[0]) == _kernels(programs[1]):
+        log.add("search", f"{graph.name}: nothing better was found", detail=True)
+    else:
+        before, after = medians(graph, programs)
+        taken = int(after < CLEARLY * before)
+        said = "the search's is taken" if taken else "the search's is not taken"
+        log.add(
+            "search",
+            f"{graph.name}: {before * 1e6:.1f} us, by the search {after * 1e6:.1f}: {said}",
+        )
+    if key is not None:
+        cache.put("searched", key, (b"default", b"search")[taken])
+    return programs[taken]
+
+
+def with_search(listed: Pipeline) -> Pipeline:
+    """The list with a search where constants have been folded and nothing is laid out yet."""
+    found = list(listed)
+    at = max((k + 1 for k, p in enumerate(found) if p.name == "FoldConstants"), default=len(found))
+    return Pipeline((*found[:at], Search(), *found[at:]))
+
+
+def _kernels(p: Program) -> list[tuple[str, int]]:
+    return [(k.name, k.calls) for k in p.kernels]
+
+
+def medians(graph: Graph, programs: Sequence[Program]) -> list[float]:
+    """Seconds of a call of each program, which run in turn."""
+    arrays = random_inputs(graph)
+    calls: list[Callable[[], object]] = []
+    for p in programs:
+        calls.append(lambda p=p: run_arrays(p, arrays))
+    counts = []
+    for call in calls:
+        call()  # weights are derived
+        counts.append(max(1, int(CALLS_FOR / _seconds(call, 3))))
+    times: list[list[float]] = [[] for _ in programs]
+    for _ in range(ROUNDS):
+        for k, call in enumerate(calls):
+            times[k].append(_seconds(call, counts[k]))
+    return [statistics.median(t) for t in times]
+
+
+def _seconds(call: Callable[[], object], count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - began) / count

@@ -1,0 +1,93 @@
+"""Equality saturation: all rules everywhere, in rounds, until nothing is new or a budget ends."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.ir.node import Node
+from tilewright.ir.pattern import Apply, Pattern, Rule
+from tilewright.ir.rewrite import RuleSet
+from tilewright.superopt.classes import Classes
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search may use. A rule that matches too often in one round rests in the next."""
+
+    seconds: float = 10.0
+    members: int = 20_000
+    rounds: int = 12
+    matches: int = 2_000
+
+
+BUDGET = Budget()
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """How a saturation ended, and how often each rule found something new."""
+
+    ended: str  # "saturated", "rounds", "members" or "seconds"
+    rounds: int
+    applied: Counter[str]
+
+
+def depth(p: Pattern) -> int:
+    """Operators on the longest way from the root of a pattern."""
+    return 1 + max(map(depth, p.args), default=0) if isinstance(p, Apply) else 0
+
+
+def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -> Saturated:
+    """Joins both sides of every match. The order of rules and nodes alone decides what is found
+    within members and rounds; seconds are a last resort."""
+    table = RuleSet.of(rules)
+    far = max((depth(r.left) for r in rules), default=1)
+    until = time.monotonic() + budget.seconds
+    applied: Counter[str] = Counter()
+    resting: dict[str, int] = {}  # until which round
+    owed: dict[str, set[Node]] = {}  # members that a rule that rests has not seen
+    for k in range(budget.rounds):
+        near = _within(classes, far)
+        left: dict[str, set[Node]] = {}
+        found: list[tuple[Rule, Node, Node]] = []
+        counts: Counter[str] = Counter()
+        for leader in classes:
+            for n in classes.members(leader):
+                for rule in table.by_root.get(n.op.name, ()):
+                    if leader not in near and n not in owed.get(rule.name, ()):
+                        continue
+                    if counts[rule.name] >= budget.matches:
+                        resting[rule.name] = k + 2
+                    if resting.get(rule.name, 0) > k:
+                        left.setdefault(rule.name, set()).add(n)
+                        continue
+                    for out, _ in rule.everywhere(n, classes.members):
+                        found.append((rule, n, out))
+                        counts[rule.name] += 1
+            if time.monotonic() > until:
+                return Saturated("seconds", k, applied)
+        classes.changed.clear()
+        for rule, n, out in found:
+            if classes.join(classes.add(out), n):
+                applied[rule.label] += 1
+            if len(classes) > budget.members:
+                classes.settle()
+                return Saturated("members", k + 1, applied)
+        classes.settle()
+        owed = left
+        if not classes.changed and not owed:
+            return Saturated("saturated", k + 1, applied)
+    return Saturated("rounds", budget.rounds, applied)
+
+
+def _within(classes: Classes, far: int) -> set[Node]:
+    """Classes from which one that changed can be seen by a pattern."""
+    near = {classes.leader(n) for n in classes.changed}
+    edge = near
+    for _ in range(far - 1):
+        edge = {u for n in edge for u in classes.users(n)} - near
+        near |= edge
+    return near

@@ -1,0 +1,102 @@
+"""The search: all graphs equal to one by the rules, and the cheapest of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from tilewright import rewrites
+from tilewright.base.errors import Invalid
+from tilewright.base.events import Log
+from tilewright.ir.node import Graph, topological
+from tilewright.ir.passes import Pass, of_target
+from tilewright.ir.pattern import Rule
+from tilewright.ir.target import Target
+from tilewright.superopt.applied import rules_of
+from tilewright.superopt.classes import Classes
+from tilewright.superopt.extract import cheapest
+from tilewright.superopt.merge import Merge, merged, merges
+from tilewright.superopt.records import FOLDER, read
+from tilewright.superopt.saturate import Budget, saturate
+from tilewright.superopt.seconds import Seconds, constant_classes
+from tilewright.superopt.terms import Equality
+
+
+@cache
+def mined_rules() -> dict[str, Equality]:
+    """The rules of all files that come with the compiler, by the file and their place in it."""
+    files = sorted(FOLDER.glob("*.json"))
+    return {f"{path.stem}-{k}": e for path in files for k, e in enumerate(read(path))}
+
+
+@cache
+def searched_rules() -> tuple[Rule, ...]:
+    """Mined rules in both directions, and those written by hand."""
+    mined = (r for name, e in mined_rules().items() for r in rules_of(e, name))
+    by_hand = (r for rs in rewrites.rules("rounding").by_root.values() for r in rs)
+    return (*mined, *by_hand)
+
+
+@cache
+def searched_merges() -> tuple[Merge, ...]:
+    return tuple(merges(mined_rules().values()))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The graph that was chosen, what both cost by the estimate, and how the search went."""
+
+    graph: Graph
+    before: float
+    after: float
+    best: bool
+    ended: str
+    members: int
+    applied: Counter[str]
+
+
+def search(
+    graph: Graph, target: Target, budget: Budget, rules: Sequence[Rule] | None = None
+) -> Found:
+    """The cheapest graph equal to this one that was found within the budget."""
+    classes = Classes(graph.outputs)
+    found = saturate(classes, searched_rules() if rules is None else rules, budget)
+    for n, other in list(merged(classes, searched_merges(), constant_classes(classes))):
+        classes.join(classes.add(other), n)
+    classes.settle()
+    cost = Seconds(target, constant_classes(classes))
+    chosen = cheapest(classes, graph.outputs, cost, budget.seconds)
+    made = replace(graph, outputs=chosen.roots, places={})
+    before, after = estimated(graph, target), estimated(made, target)
+    if after >= before:
+        made, after = graph, before
+    return Found(made, before, after, chosen.best, found.ended, len(classes), found.applied)
+
+
+def estimated(graph: Graph, target: Target) -> float:
+    """Seconds of a graph by the estimate of the search."""
+    cost = Seconds(target, constant_classes(Classes(graph.outputs)))
+    return sum(map(cost, topological(graph.outputs)))
+
+
+@dataclass(frozen=True)
+class Search(Pass, needs=("Decompose",), after=("FoldConstants",), rounds=True):
+    """The cheapest of all graphs that the rules make of one, by an estimate of seconds."""
+
+    seconds: int = 10
+    members: int = 4_000
+    machine: Target | None = of_target(None, lambda t: t)
+
+    def apply(self, program: Graph, log: Log) -> Graph:
+        if self.machine is None:
+            raise Invalid("Search compares costs on a machine, and no target is known")
+        found = search(program, self.machine, Budget(self.seconds, self.members))
+        log.add(
+            "search",
+            f"{program.name}: {found.before * 1e6:.1f} us by the estimate, then"
+            f" {found.after * 1e6:.1f}; {found.members} operators in classes, {found.ended}",
+            detail=True,
+        )
+        return found.graph

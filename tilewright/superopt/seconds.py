@@ -1,0 +1,70 @@
+"""What an operator costs when a graph is chosen: seconds on a target, by a roofline.
+
+Coarse on purpose: it orders graphs, and those that it prefers are compiled and measured. What
+depends on weights alone is computed once and costs nothing. Views cost nothing; what is done
+element by element becomes part of another kernel: its arithmetic counts, and a part of its bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilewright.graph.classify import facts, flops, guess, nbytes
+from tilewright.ir.node import Constant, Input, Item, Node
+from tilewright.ir.target import Target
+from tilewright.ir.types import TensorType
+from tilewright.superopt.classes import Classes
+
+# Of two graphs that cost the same, the one with fewer operators.
+EACH = 1e-9
+# Of the bytes of an operator that is done element by element: the others stay in registers.
+FUSED = 0.25
+
+
+def constant_classes(classes: Classes) -> set[Node]:
+    """Leaders of classes with a member that depends on weights and numbers alone."""
+    found: set[Node] = set()
+    waiting = [n for n in classes if any(map(_is_known, classes.members(n)))]
+    while waiting:
+        n = waiting.pop()
+        if n in found:
+            continue
+        found.add(n)
+        for user in set(classes.users(n)) - found:
+            if any(m.inputs and found.issuperset(m.inputs) for m in classes.members(user)):
+                waiting.append(user)
+    return found
+
+
+def _is_known(n: Node) -> bool:
+    """Is it a weight, or made of nothing?"""
+    return n.op.role == "weight" if isinstance(n.op, Input) else not n.inputs
+
+
+@dataclass
+class Seconds:
+    """The cost of members, whose operands are leaders of classes."""
+
+    target: Target
+    constant: set[Node] = field(default_factory=set)
+
+    def __call__(self, n: Node) -> float:
+        if isinstance(n.op, (Input, Constant, Item)) or self.constant.issuperset(n.inputs):
+            return EACH
+        kind = facts(n).kind
+        if kind == "view":
+            return EACH
+        t = self.target
+        moved = sum(guess(nbytes(x.ttype)) for x in n.inputs) + self._written(n)
+        memory = moved / t.memory_bandwidth
+        arithmetic = flops(n) / t.flops_per_cycle
+        if kind == "contract":
+            cycles = t.region + max(arithmetic, memory) / t.cores
+        elif kind == "map" and n.op.name != "concat":
+            cycles = (arithmetic + FUSED * self._written(n) / t.memory_bandwidth) / t.cores
+        else:
+            cycles = t.region + (arithmetic + memory) / t.cores
+        return EACH + cycles / (t.mhz * 1e6)
+
+    def _written(self, n: Node) -> int:
+        return guess(nbytes(n.type)) if isinstance(n.type, TensorType) else 0

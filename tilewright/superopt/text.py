@@ -1,0 +1,94 @@
+"""Equalities as text, in Python's own grammar:
+
+    matmul(x1, concat(w1, w2, axis=1)) == concat(matmul(x1, w1), matmul(x1, w2), axis=1)
+        where x1: [m, k], w1: [k, n], w2: [k, o], p: [] >= 0
+
+A kind is a list of sizes: numbers, names, or two parts of an axis in parentheses. Bounds of a slice
+are `first`, `middle`, where the two parts meet, and `last`.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from tilewright.base.errors import Invalid, require
+from tilewright.ir.operator import OPERATORS
+from tilewright.superopt.blocks import Block
+from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of
+from tilewright.superopt.vocabulary import Bound, Instance
+
+# The middle by what ends there, and what begins.
+_BOUNDS = {("start", "first"): "first", ("start", "middle"): "right"}
+_BOUNDS |= {("stop", "middle"): "left", ("stop", "last"): "last"}
+
+
+def parse_equality(text: str) -> Equality:
+    """Reads what `str` of an equality writes; both sides must be of one kind."""
+    try:
+        return _equality(text)
+    except (SyntaxError, ValueError) as why:
+        raise Invalid(f"this is no equality: {text}", hint=str(why)) from None
+
+
+def _equality(text: str) -> Equality:
+    sides, _, declared = text.partition(" where ")
+    table = ast.parse(f"{{{declared.strip()}}}", mode="eval").body
+    compared = ast.parse(sides.strip(), mode="eval").body
+    require(isinstance(table, ast.Dict), "what follows `where` is no list of kinds")
+    assert isinstance(table, ast.Dict)
+    leaves = dict(map(_leaf, table.keys, table.values))
+    match compared:
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            found = Equality(_tree(left, leaves), _tree(right, leaves))
+        case _:
+            raise Invalid("there is no == between two sides")
+    left, right = kind_of(found.left), kind_of(found.right)
+    require(left is not None and left == right, f"the sides are of kinds {left} and {right}")
+    return found
+
+
+def _leaf(name: ast.expr | None, kind: ast.expr) -> tuple[str, Leaf]:
+    require(isinstance(name, ast.Name), "a kind belongs to no name")
+    assert isinstance(name, ast.Name)
+    match kind:
+        case ast.Compare(left=ast.List(elts=elts), ops=[ast.GtE()], comparators=[ast.Constant(0)]):
+            positive = True
+        case ast.List(elts=elts):
+            positive = False
+        case _:
+            raise Invalid(f"{name.id} has no list of sizes")
+    return name.id, Leaf(name.id, tuple(map(_block, elts)), positive)
+
+
+def _block(x: ast.expr) -> Block:
+    match x:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name):
+            return name
+        case ast.Tuple(elts=[first, second]):
+            return _block(first), _block(second)
+    raise Invalid(f"{ast.unparse(x)} is no size")
+
+
+def _tree(x: ast.expr, leaves: dict[str, Leaf]) -> Tree:
+    match x:
+        case ast.Name(id=name):
+            require(name in leaves, f"{name} has no kind")
+            return leaves[name]
+        case ast.Call(func=ast.Name(id=name), args=operands, keywords=keywords):
+            require(name in OPERATORS, f"there is no operator {name}")
+            given = {str(k.arg): k.value for k in keywords}
+            attributes = tuple((k, _attribute(k, v, given)) for k, v in given.items())
+            return Term(Instance(name, attributes), tuple(_tree(y, leaves) for y in operands))
+    raise Invalid(f"{ast.unparse(x)} is neither a name nor an operator on something")
+
+
+def _attribute(name: str, x: ast.expr, given: dict[str, ast.expr]) -> Any:
+    if not isinstance(x, ast.Name):
+        return ast.literal_eval(x)
+    end = _BOUNDS.get((name, x.id))
+    require(end is not None and "axis" in given, f"{x.id} is no {name} of a slice")
+    assert end is not None
+    return Bound(ast.literal_eval(given["axis"]), end)
