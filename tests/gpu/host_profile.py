@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._dynamo.utils import compilation_time_metrics
@@ -56,9 +57,16 @@ def profile(name: str) -> None:
     fast(*ex.inputs)
     torch.cuda.synchronize()
     took = time.perf_counter() - began
-    for _ in range(3):
+    seen: dict[str, Any] = {"function": ex.module, "args": ex.inputs, "kwargs": {}}
+    for _ in range(5):
+        known = list(fast._known.values())
         out = fast(*ex.inputs)
-    seen = {"function": ex.module, "args": ex.inputs, "kwargs": {}}
+        said = [x.difference(seen) for x in known]
+        if said != ["nothing"] * len(said):
+            print(f"{name}: not as it was: {said}", flush=True)
+    for event in fast.log.of("guards"):
+        print(f"{name}: {event}", flush=True)
+    entries = sum(len(f.named) for x in fast._known.values() for f in x._found)
     (check, run), quick = fast._entries[0], list(fast._quick.values())
     (p,) = fast.units[0].programs
     assert isinstance(p, CudaProgram)
@@ -81,6 +89,7 @@ def profile(name: str) -> None:
         f"{name}: call {host_us(lambda: fast(*ex.inputs)):.1f} us,"
         f" guards {host_us(lambda: check(seen)):.1f},"
         f" of a module as it was {host_us(lambda: [f(seen) for f, _ in quick]):.1f}"
+        f" ({len(quick)} known, {entries} entries)"
         f" and then {host_us(lambda: [f(ex.inputs, {}) for _, f in quick]):.1f},"
         f" Dynamo's code {host_us(lambda: run(ex.module, ex.inputs, {})):.1f},"
         f" weights {host_us(lambda: bound(tensors)) if bound is not None else 0:.1f},"

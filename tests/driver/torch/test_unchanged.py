@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -279,12 +280,77 @@ def test_without_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fast._quick
 
 
+@counted
+def test_what_changed_is_named(compiled: Compiled) -> None:
+    net, x = compiled.original, torch.ones(2, 4)
+    seen: dict[str, Any] = {"function": net, "args": (x,), "kwargs": {}}
+    assert isinstance(net, Net)
+    with torch.no_grad():
+        compiled._misses = 0
+        compiled(x)
+        (known,) = compiled._known.values()
+        assert known.difference(seen) == "nothing" and not known.reshaped()
+        with set_global(net):
+            assert "global" in known.difference(seen)
+        with transpose(net):
+            assert "first" in known.difference(seen) and known.reshaped()
+        with set_scale(net):
+            assert "settings" in known.difference(seen)
+
+
+@counted
+def test_only_words_of_the_tensor_itself() -> None:
+    """What lies behind a tensor is another's: it would change at any time."""
+    usable = ctypes.CDLL(None).malloc_usable_size
+    usable.argtypes, usable.restype = [ctypes.c_void_p], ctypes.c_size_t
+    sizes = [usable(torch.ones(3)._cdata) for _ in range(4)]
+    for _ in range(20):
+        unchanged.tensor_words.cache_clear()
+        assert max(unchanged.tensor_words()) + 8 <= max(sizes)
+
+
+def test_why_a_module_is_not_watched() -> None:
+    net = Forms(lambda net, x, y: y)
+    fast = tw.compile(net)
+    for _ in range(3):
+        fast(torch.ones(3, 4))
+    (event,) = fast.log.of("guards")[:1]
+    assert "gradients" in event.message
+
+
+@counted
+def test_globals_that_change_are_left_to_guards(compiled: Compiled) -> None:
+    """A loop in a script binds names again and again: other globals of it are still looked at."""
+    x, fits = torch.ones(2, 4), []
+    with torch.no_grad():
+        compiled._misses, compiled._moving = 0, set()
+        for k in range(6):
+            globals()["LATEST"] = k
+            fits.append(quick(compiled, x))
+            compiled(x)
+        assert fits[-3:] == [True] * 3 and any("test_unchanged" in m for m in compiled._moving)
+        with set_global(compiled.original):  # type: ignore  (a module of this file)
+            assert not quick(compiled, x)
+        compiled._moving = set()
+
+
 def test_an_order_that_may_change_is_not_watched() -> None:
     with pytest.raises(ValueError, match="order"):
         unchanged._Found().add(OrderedDict(a=1))
 
 
 # ---- calls without Dynamo's code
+
+
+class Note:
+    """What models outside of themselves note while they are compiled."""
+
+    def __init__(self) -> None:
+        self.depth: Any = 0
+        self.inside = False
+
+
+NOTE = Note()
 
 
 class Forms(nn.Module):
@@ -306,6 +372,21 @@ def keep(net: Forms, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return y + 1
 
 
+def note(value: Any) -> Callable[[Any, Any, Any], Any]:
+    def form(net: Forms, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        NOTE.inside = True
+        y = y + 1
+        NOTE.depth, NOTE.inside = value, False
+        return y
+
+    return form
+
+
+def note_result(net: Forms, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    NOTE.depth = y
+    return y + 1
+
+
 FORMS: dict[str, tuple[Callable[[Any, Any, Any], Any], bool]] = {
     "one": (lambda net, x, y: y, True),
     "tuple": (lambda net, x, y: (y, (y + 1, None)), True),
@@ -313,6 +394,9 @@ FORMS: dict[str, tuple[Callable[[Any, Any, Any], Any], bool]] = {
     "an argument": (lambda net, x, y: (x, y), False),
     "a number": (lambda net, x, y: (y, x.shape[0]), False),
     "an effect": (keep, False),
+    "a note": (note(7), True),
+    "a note of nothing": (note(None), True),
+    "a note of a result": (note_result, False),
 }
 
 
@@ -335,4 +419,9 @@ def test_forms_of_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             got, want = fast(x, z, more=(v, w)), net(x, z, more=(v, w))
             torch.testing.assert_close(got, want)
             assert type(got) is type(want)
+            noted, NOTE.depth, NOTE.inside = NOTE.depth, 3, True
+            fast(x, z, more=(v, w))  # sets what somebody else has set since
+            torch.testing.assert_close(NOTE.depth, noted if "note" in name else 3)
+            assert NOTE.inside == (name not in ("a note", "a note of nothing"))
+            NOTE.depth, NOTE.inside = 0, False
     assert any(made) == short

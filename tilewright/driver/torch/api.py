@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
@@ -30,7 +30,7 @@ from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.driver.torch.own_weights import Owner
 from tilewright.driver.torch.shortcut import Call, shortcut
-from tilewright.driver.torch.unchanged import Unchanged
+from tilewright.driver.torch.unchanged import CannotWatch, Unchanged
 from tilewright.driver.weights.given_up import traceable
 
 _number = count()
@@ -90,6 +90,8 @@ class Compiled:
         self._found: list[Any] = []  # the entries as Dynamo has them
         # By the number of an entry: what fits calls like one before, and how those are done.
         self._quick: dict[int, tuple[Callable[[dict[str, Any]], bool], Call]] = {}
+        self._known: dict[int, Unchanged] = {}
+        self._moving: set[str] = set()  # globals that change between calls
         self._misses = 0  # calls that were none like the last
         # By compile id: what it was compiled for, tensors without memory in place of the real ones.
         self._outlines: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
@@ -104,6 +106,7 @@ class Compiled:
         for fits, call in self._quick.values():
             if fits(seen):
                 return call(args, kwargs)
+        self._look_at_tensors()
         for k, (fits, run) in enumerate(self._entries):
             if fits(seen):
                 self._watch(k, seen)
@@ -114,12 +117,32 @@ class Compiled:
         """The next call is likely to be like this one, of a module that nobody changed. Where it
         was changed again and again, that is looked at more and more rarely."""
         self._misses += 1
-        known = {j: x for j, x in self._quick.items() if j != k}  # k is as it was no more
+        quick = {j: x for j, x in self._quick.items() if j != k}  # k is as it was no more
+        known = {j: x for j, x in self._known.items() if j != k}
+        if k in self._known:
+            self._moving |= self._known[k].changed()
         if self._misses & (self._misses - 1) == 0:
-            found = Unchanged.of(self._found[k].guard_manager.root, seen, self._scope)
-            if found is not None:
-                known[k] = found.fits, self._call(k, found, seen)
-        self._quick = known
+            try:
+                root = self._found[k].guard_manager.root
+                found = Unchanged.of(root, seen, self._scope, self._moving)
+                quick[k], known[k] = (found.fits, self._call(k, found, seen)), found
+            except CannotWatch as problem:
+                said = f"all guards look in every call: {problem}"
+                self.log.add("guards", said, detail=True)
+        self._quick, self._known = quick, known
+
+    def _look_at_tensors(self) -> None:
+        """Guards of some versions of torch look at tensors only where dictionaries changed: where
+        a tensor of the module was given other memory or another form, these look changed."""
+        gone = {k for k, x in self._known.items() if x.reshaped()}
+        if not gone:
+            return
+        for part in self.original.modules():  # type: ignore  (only modules are watched)
+            for held in (part._parameters, part._buffers):
+                for name, x in [*held.items()][:1]:
+                    held.update([(name, None), (name, x)])  # one step: no thread sees it without
+        self._quick = {k: x for k, x in self._quick.items() if k not in gone}
+        self._known = {k: x for k, x in self._known.items() if k not in gone}
 
     def _call(self, k: int, unchanged: Unchanged, seen: dict[str, Any]) -> Call:
         """How calls are done that an entry fits, of a module as it was."""
@@ -127,8 +150,15 @@ class Compiled:
         made, name = None, str(entry.compile_id)
         if run is not self._slow and name in self.session.direct:
 
-            def record(graph: Callable[[list[Any]], list[Any]]) -> Any:
-                return self.runner(entry, graph)(function, seen["args"], seen["kwargs"])
+            def record(
+                graph: Callable[[list[Any]], list[Any]],
+                fetched: Callable[[Any, str], Any],
+                helpers: Any,
+            ) -> Any:
+                names = [x for x in entry.code.co_names if x in self._scope]
+                others = {x: fetched(self._scope[x], x) for x in names}
+                code = self.runner(entry, graph, helpers, others)
+                return code(*(fetched(x, name) for name, x in seen.items()))
 
             unit, sources = self.session.direct[name], self.session.sources.get(name, ())
             made = shortcut(entry.code, unit, sources, unchanged, seen, record)
@@ -200,7 +230,7 @@ class Compiled:
         entries = _debug_get_cache_entry_list(self._frame.__code__)
         self._found = entries
         self._entries = [(e.guard_manager.root.check, self.runner(e)) for e in entries]
-        self._quick, self._misses = {}, 0
+        self._quick, self._known, self._misses = {}, {}, 0
         if len(self._entries) <= known:
             self.log.add(
                 "fallback", f"{self._too_often()}: it ran in eager", operator="the function"
@@ -226,10 +256,12 @@ class Compiled:
         self,
         entry: Any,
         call: Callable[[list[Any]], list[Any]] | None = None,
-        helpers: Helpers | None = None,
+        helpers: Any = None,
+        others: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
         """The code that Dynamo wrote: it fetches weights, calls the graph, makes up the result.
-        `call` and `helpers` stand in place of the graph and of Dynamo's own functions."""
+        `call` and `helpers` stand in place of the graph and of Dynamo's own functions, `others` in
+        place of what else it names."""
         code: types.CodeType = entry.code
         scope: dict[str, Any] = self._scope
         called = [name for name in code.co_names if name.startswith("__compiled_fn")]
@@ -241,6 +273,7 @@ class Compiled:
             direct = call or unit.direct
             scope = {
                 **scope,
+                **(others or {}),
                 called[0]: lambda *inputs: direct(list(inputs)),
                 _UTILS: helpers or Helpers(),
             }

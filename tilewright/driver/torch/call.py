@@ -119,13 +119,19 @@ class Unit:
         return self._fast if self._fast is not None and not self.check else self
 
     def of_call(
-        self, given: Sequence[str | torch.Tensor], form: str, hold: Hold
+        self,
+        given: Sequence[str | torch.Tensor],
+        form: str,
+        hold: Hold,
+        after: Sequence[str],
+        names: Mapping[str, Any],
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
         """A function of what a user's call passes (see `direct_call`), where there is one."""
         if self._fast is None or self.check or self.captured.mutated:
             return None
         program = self.segments[0].static_program()
-        return direct_call(self.captured, program, self.device, given, form, self._bound, hold)
+        make = direct_call(self.captured, program, self.device, given, self._bound)
+        return make(form, hold, after, names)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if self.check:

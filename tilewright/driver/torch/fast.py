@@ -144,14 +144,11 @@ def direct_call(
     program: Program,
     device: torch.device,
     given: Sequence[str | torch.Tensor],
-    form: str,
     weights: BoundWeights | None,
-    hold: Hold,
-) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+) -> Callable[..., Callable[[tuple[Any, ...], dict[str, Any]], Any]]:
     """The same of the arguments of a user's call, `args` and `kwargs`: `given` has a tensor that
-    never changes or an expression for each argument of the graph, `form` says what is returned,
-    with `{0}` for the first result. `hold` may promise that weights are watched elsewhere."""
-    return _Writer(captured, program, device, given, weights).of_call(form, hold)
+    never changes or an expression for each argument of the graph. For the rest see `of_call`."""
+    return _Writer(captured, program, device, given, weights).of_call
 
 
 class _Writer:
@@ -212,7 +209,11 @@ class _Writer:
         ]
         return self._made("args, given=None", lines)
 
-    def of_call(self, form: str, hold: Hold) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    def of_call(
+        self, form: str, hold: Hold, after: Sequence[str], names: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """`form` says what is returned, with `{0}` for the first result. `hold` may promise that
+        weights are watched elsewhere. `after` are lines that use `names` and follow the work."""
         assert self.given is not None and not self.captured.mutated
         held = [self.given[k] for k in self.reads[: self.weights]]
         tensors = [x for x in held if isinstance(x, torch.Tensor)]
@@ -225,7 +226,9 @@ class _Writer:
             else:
                 self.names[f"a{k}"] = what
         read = "".join(f"{self.argument(k)}, " for k in self.reads)
-        lines += [*self._fresh(), *self._work(f"zip(reads, ({read}))")]
+        lines += [*self._fresh(), *self._work(f"zip(reads, ({read}))"), *after]
+        if after:
+            self.names = {**names, **self.names}
         lines.append(f"return {form.format(*map(self._result, self.captured.results))}")
         return self._made("args, kwargs", lines)
 

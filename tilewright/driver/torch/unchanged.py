@@ -4,14 +4,16 @@ Guards look at every attribute of every part of a module that was traced: for tw
 longer than all else in a call takes. Python counts the changes of a dictionary in the dictionary
 itself, so here the numbers of those that the guards look into are compared, by a native loop, with
 what else decides: classes, cells, lists, and what torch says of a tensor's shape and dtype. Only
-where a word differs do the guards look again. What is not about the module (arguments, globals, the
-state of torch) they check in every call.
+where a word differs do the guards look again. Globals, most of them functions and modules of
+libraries, are watched in the same way until they are seen to change. Arguments and the state of
+torch are checked by guards in every call.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,31 +30,30 @@ from tilewright.runtime.library import Library
 from tilewright.targets import host
 
 _MODULE = "L['function']"
-# Pairs of an address and the word that is expected there; the first that differs ends the loop, so
-# that what lies behind a pointer is read only where the pointer is the same.
+_PART = re.compile(r"L\['function'\]|G\['\w+'\]")
+# A loop over entries: an address, and the words that are expected from there on. They are compared
+# without a branch between them: there are thousands, and branches that are foreseen wrongly would
+# cost more than all else.
 _LOOP = """
-define i32 @tw_words(ptr %pairs, i64 %count) {
-entry:
-  br label %loop
-loop:
-  %i = phi i64 [ 0, %entry ], [ %next, %same ]
-  %at = getelementptr [2 x i64], ptr %pairs, i64 %i
-  %place = load ptr, ptr %at
-  %now = load i64, ptr %place
-  %behind = getelementptr i64, ptr %at, i64 1
-  %was = load i64, ptr %behind
-  %equal = icmp eq i64 %now, %was
-  br i1 %equal, label %same, label %differs
-same:
-  %next = add i64 %i, 1
-  %done = icmp eq i64 %next, %count
-  br i1 %done, label %end, label %loop
-end:
-  ret i32 0
-differs:
-  ret i32 1
-}
-"""
+{s}.head:
+  %{s}.at = phi ptr [ %{s}.begin, %{before} ], [ %{s}.next, %{s}.same ]
+  %{s}.done = icmp eq ptr %{s}.at, %{s}.end
+  br i1 %{s}.done, label %{after}, label %{s}.body
+{s}.body:
+  %{s}.place = load ptr, ptr %{s}.at
+{words}
+  %{s}.next = getelementptr i64, ptr %{s}.at, i64 {entry}
+  %{s}.equal = icmp eq i64 %{s}.any{last}, 0
+  br i1 %{s}.equal, label %{s}.same, label %differs
+{s}.same:
+  br label %{s}.head"""
+_COMPARE = """\
+  %{s}.p{k} = getelementptr i64, ptr %{s}.place, i64 {k}
+  %{s}.now{k} = load i64, ptr %{s}.p{k}
+  %{s}.q{k} = getelementptr i64, ptr %{s}.at, i64 {next}
+  %{s}.was{k} = load i64, ptr %{s}.q{k}
+  %{s}.x{k} = xor i64 %{s}.now{k}, %{s}.was{k}
+  %{s}.any{k} = or i64 %{s}.x{k}, {others}"""
 _WORD = 8
 _TYPE, _SIZE, _ITEMS = _WORD, 2 * _WORD, 3 * _WORD  # of an object; of a list
 _CONTENTS = 2 * _WORD  # of a cell
@@ -71,17 +72,30 @@ _FIXED = (
     *(property, staticmethod, classmethod),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-_Words = list[tuple[int, int]]
+_Words = tuple[int, list[int]]  # an address, and what is there
+
+
+class CannotWatch(ValueError):
+    """Why all guards look in every call."""
 
 
 class Unchanged:
     """A module, and the guards of what was compiled for it."""
 
-    def __init__(self, guards: _Guards, found: _Found, scope: Mapping[str, Any]) -> None:
-        self.sources = frozenset(guards.inside)
-        self._keeps = found.keeps  # objects that live stay where they are
-        self._look_at(np.array(found.words, np.uint64))
-        self._differ, self._rest = _differ(), guards.rest.check
+    def __init__(
+        self,
+        guards: _Guards,
+        found: _Found,
+        scope: Mapping[str, Any],
+        root: Any,
+        watched: Sequence[str],
+    ) -> None:
+        self.sources = frozenset(guards.parts.get(_MODULE, ()))
+        self._found: list[_Found] = []  # with it objects that live, and stay where they are
+        self._look_at(found)
+        skipped = tuple(watched)
+        rest = root.clone_manager(lambda node: not node.get_source().startswith(skipped))
+        self._differ, self._rest = _differ(), rest.check
         self._own, self._others = frozenset(guards.own), None
         if guards.own and guards.others:
             listed = ", ".join(guards.others)
@@ -89,9 +103,14 @@ class Unchanged:
 
     def fits(self, seen: dict[str, Any]) -> bool:
         """Is the module as it was, and do the guards accept all else of a call?"""
-        if self._differ(self._pairs, self._count) or not self._rest(seen):
+        if self._differ(self._all) or not self._rest(seen):
             return False
         return self._others is None or self._own.isdisjoint(map(id, self._others(seen)))
+
+    def reshaped(self) -> bool:
+        """Has a tensor of the module other memory, another shape, other strides or another dtype
+        than it had?"""
+        return self._differ(self._forms) != 0
 
     def hold(self, tensors: Sequence[torch.Tensor], derives: Collection[int]) -> bool:
         """From now on the memory of these tensors, which guards look at, has to be what it was too,
@@ -100,6 +119,7 @@ class Unchanged:
         if places is None or to_data < 0:
             return False
         words = _Found()
+        words.whose = "the memory of weights"
         for k, x in enumerate(tensors):
             words.at(_word(x._cdata + places.storage) + to_data)
             if k in derives:
@@ -108,65 +128,131 @@ class Unchanged:
                     return False
                 words.at(x._cdata + places.counter)
                 words.at(counter + places.version // _WORD * _WORD)
-        self._look_at(np.concatenate([self._table, np.array(words.words, np.uint64)]))
+        self._look_at(words)
         return True
 
-    def _look_at(self, table: np.ndarray) -> None:
-        self._table, self._pairs, self._count = table, table.ctypes.data, len(table)
+    def _look_at(self, found: _Found) -> None:
+        self._found.append(found)
+        # What is held lies behind pointers in tensors, so it comes last.
+        first, *rest = self._found
+        lists = (first.words, first.tensors, [w for x in rest for w in x.words])
+        tables = [np.array([[at, *was] for at, was in x], np.uint64) for x in lists]
+        bounds = [(x.ctypes.data, x.ctypes.data + x.nbytes) for x in tables]
+        nothing = (0, 0)
+        every = np.array(bounds, np.uint64)
+        forms = np.array([nothing, bounds[1], nothing], np.uint64)
+        self._tables = (*tables, every, forms)
+        self._all, self._forms = every.ctypes.data, forms.ctypes.data
+
+    def difference(self, seen: dict[str, Any]) -> str:
+        """What is not as it was."""
+        for x in self._found:
+            for words, whose in x.named:
+                if _is_other(words):
+                    return whose
+        return "an argument, a global or the state of torch" if not self._rest(seen) else "nothing"
+
+    def changed(self) -> set[str]:
+        """The globals that are not as they were."""
+        found = self._found[0]
+        parts = [(name, found.named[a:b]) for name, (a, b) in found.parts.items()]
+        return {name for name, words in parts if any(map(_is_other, (w for w, _ in words)))}
 
     @staticmethod
-    def of(root: Any, seen: dict[str, Any], scope: Mapping[str, Any]) -> Unchanged | None:
-        """Of a call that the guards have just accepted; None where something that they look at
-        cannot be watched, or where gradients are computed: a tensor's need of one is elsewhere."""
-        if not counts_changes() or torch.is_grad_enabled() or not hasattr(root, "clone_manager"):
-            return None
+    def of(
+        root: Any, seen: dict[str, Any], scope: Mapping[str, Any], moving: Collection[str] = ()
+    ) -> Unchanged:
+        """Of a call that the guards have just accepted; `CannotWatch` where something of the module
+        cannot be watched, or gradients are computed: a tensor's need of one is elsewhere. Globals
+        that can be are watched too, but for those that are known to change (`moving`)."""
+        if not counts_changes() or not hasattr(root, "clone_manager"):
+            raise CannotWatch("Python or torch is laid out in another way than is known")
+        if torch.is_grad_enabled():
+            raise CannotWatch("gradients may be computed")
         if not isinstance(seen["function"], nn.Module):
-            return None
+            raise CannotWatch("this is no module")
+        found = _Found()
         try:
-            found, guards = _Found(), _Guards(root)
-            for source, alone in guards.inside.items():
-                value = eval(source, {"L": seen, "G": scope})
-                found.add(value)
-                if alone:
-                    guards.own.append(id(value))
-            return Unchanged(guards, found, scope)
-        except Exception:  # a source that is no expression, or a value that cannot be watched
-            return None
+            guards = _Guards(root)
+            found.add(scope)  # from which guards fetch globals
+            watched = [_MODULE]
+            guards.own += found.part(guards.parts.get(_MODULE, {}), seen, scope)
+            for name, sources in guards.parts.items():
+                if name != _MODULE and name not in guards.related and name not in moving:
+                    kept = found.copy()
+                    try:
+                        start = len(found.named)
+                        found.part(sources, seen, scope)
+                        found.parts[name] = start, len(found.named)
+                        watched.append(name)
+                    except Exception:  # guards look at this one
+                        found = kept
+            return Unchanged(guards, found, scope, root, watched)
+        except Exception as problem:  # a source that is no expression, or a value of another kind
+            raise CannotWatch(f"{found.whose or 'guards'}: {problem}") from None
 
 
 class _Guards:
-    """Where guards look, as expressions: inside the module, each with whether no other source may
-    hold the same tensor, and other sources of which that is required; those of all else."""
+    """Where guards look, as expressions, by the module or the global that they begin with, each
+    with whether no other source may hold the same tensor; other sources of which that is required;
+    globals whose guards are about more than one source."""
 
     def __init__(self, root: Any) -> None:
-        self.inside: dict[str, bool] = {}
+        self.parts: dict[str, dict[str, bool]] = {}
         self.others: list[str] = []
         self.own: list[int] = []  # tensors of the module that no other source may hold
-        self.rest = root.clone_manager(lambda node: not node.get_source().startswith(_MODULE))
-        waiting = [(root, False)]
+        self.related: set[str] = set()
+        waiting: list[tuple[Any, str | None]] = [(root, None)]
         while waiting:
-            node, below = waiting.pop()
+            node, part = waiting.pop()
             source = node.get_source()
-            below = below or source.startswith(_MODULE)
+            begins = _PART.match(source)
+            part = part or (begins[0] if begins is not None else None)
             kinds = {type(x).__name__ for x in node.get_leaf_guards()}
-            if below and not kinds.isdisjoint(_RELATIONS):
+            related = not kinds.isdisjoint(_RELATIONS)
+            if part == _MODULE and related:
                 raise ValueError("this guard is about more than the module")
-            if below:
-                self.inside[source] = self.inside.get(source, False) or _ALONE in kinds
-            elif _ALONE in kinds:
+            if part is not None:
+                sources = self.parts.setdefault(part, {})
+                sources[source] = sources.get(source, False) or _ALONE in kinds
+            if part != _MODULE and _ALONE in kinds:
                 self.others.append(source)
+            if part is not None and (related or _ALONE in kinds):
+                self.related.add(part)
             pairs = getattr(node, "get_key_value_managers", dict)().values()
             below_it = [x for pair in pairs for x in pair if x is not None]
-            waiting += [(x, below) for x in (*below_it, *node.get_child_managers())]
+            waiting += [(x, part) for x in (*below_it, *node.get_child_managers())]
 
 
 class _Found:
     """Words that say whether values are as they were."""
 
     def __init__(self) -> None:
-        self.words: _Words = []
+        self.words: list[_Words] = []  # one word each
+        self.tensors: list[_Words] = []
+        self.named: list[tuple[_Words, str]] = []  # all of them, and of what they tell
+        self.whose = ""  # of what those tell that are added
+        self.parts: dict[str, tuple[int, int]] = {}  # which of them tell of a global
         self.keeps: list[Any] = []
         self._known: set[int] = set()
+
+    def copy(self) -> _Found:
+        made = _Found()
+        made.words, made.tensors, made.named = [*self.words], [*self.tensors], [*self.named]
+        made.parts, made.keeps, made._known = {**self.parts}, [*self.keeps], {*self._known}
+        return made
+
+    def part(
+        self, sources: Mapping[str, bool], seen: dict[str, Any], scope: Mapping[str, Any]
+    ) -> list[int]:
+        """Adds what sources hold; returns which objects no other source may hold."""
+        alone = []
+        for self.whose, only in sources.items():
+            value = eval(self.whose, {"L": seen, "G": scope})
+            self.add(value)
+            if only:
+                alone.append(id(value))
+        return alone
 
     def add(self, value: Any) -> None:
         if id(value) in self._known or isinstance(value, _FIXED):
@@ -233,14 +319,21 @@ class _Found:
     def _tensor(self, value: torch.Tensor) -> None:
         if value.dim() > _MOST_AXES or type(value) not in (torch.Tensor, nn.Parameter):
             raise ValueError("this tensor cannot be watched")
-        for k in tensor_words():
-            self.at(value._cdata + k)
+        places = [value._cdata + k for k in tensor_words()]
+        self.tensors.append((places[0], [_word(x) for x in places]))
+        self.named.append((self.tensors[-1], self.whose))
 
     def at(self, address: int, expected: int | None = None) -> None:
         word = _word(address)
         if expected is not None and word != expected:
             raise ValueError("this object is laid out in another way")
-        self.words.append((address, word))
+        self.words.append((address, [word]))
+        self.named.append((self.words[-1], self.whose))
+
+
+def _is_other(words: _Words) -> bool:
+    address, was = words
+    return [_word(address + k * _WORD) for k in range(len(was))] != was
 
 
 def _word(address: int) -> int:
@@ -294,26 +387,34 @@ def function_words() -> int:
 
 @cache
 def tensor_words() -> tuple[int, ...]:
-    """Offsets of the words of a tensor that differ with its memory, sizes, strides or dtype: found
-    by looking at tensors that differ so. None where one of those shows nowhere."""
+    """Offsets of the words of a tensor, from its memory on to its dtype, between which sizes and
+    strides are: found by looking at tensors that differ so. None where one of those shows nowhere.
+    """
     places = find_places()
     if places is None:
         return ()
     base, behind = torch.empty(2, 2 * 3 * 4 * 5 * 6)
-    one, twin = (base.view(2, 3, 4, 5, 6) for _ in range(2))
-    others = (
-        *(one.permute(1, 2, 3, 4, 0), base.view(6, 5, 4, 3, 2), base, base.view(1, -1), one[:1]),
-        *(one.view(torch.int32), one.clone(), behind.view(2, 3, 4, 5, 6)),
-    )
+    one, twin, third = (base.view(2, 3, 4, 5, 6) for _ in range(3))
+    span = range(places.storage, 24 * _WORD, _WORD)
+    # A dtype has a small number. Of the bytes behind it some are nobody's, and may hold anything.
+    alike = [x.view(torch.int32) for x in (one, twin, third)]
+    numbers = [
+        {k: {_word(x._cdata + k) % 2**16 for x in group} for k in span}
+        for group in ((one, twin, third), alike)
+    ]
+    found = [k for k in span if len(numbers[0][k]) == len(numbers[1][k]) == 1]
+    last = next((k for k in found if numbers[0][k] != numbers[1][k]), 0)
+    words = range(places.storage, last + _WORD, _WORD)
 
     def differing(x: torch.Tensor) -> set[int]:
-        return {k for k in span if _word(one._cdata + k) != _word(x._cdata + k)}
+        return {k for k in words if _word(one._cdata + k) != _word(x._cdata + k)}
 
-    # Up to the end of a tensor; what lies behind it would only be looked at in vain.
-    span = range(places.storage, 24 * _WORD, _WORD)
     own = differing(twin)  # what every tensor has of its own: objects of Python and of torch
-    found = [differing(x) - own for x in others]
-    return tuple(sorted(set().union(*found))) if all(found) else ()
+    others = (
+        *(one.permute(1, 2, 3, 4, 0), base.view(6, 5, 4, 3, 2), base, base.view(1, -1), one[:1]),
+        *(one.clone(), behind.view(2, 3, 4, 5, 6)),
+    )
+    return tuple(words) if all(differing(x) - own for x in others) else ()
 
 
 @cache
@@ -326,8 +427,26 @@ def storage_data() -> int:
 
 
 @cache
-def _differ() -> Callable[[int, int], int]:
-    library = Library([cached_object(_LOOP, host())], {})
-    kinds = (ctypes.c_void_p, ctypes.c_int64)
+def _differ() -> Callable[[int], int]:
+    """Given where three lists begin and end: does a word differ in one of them? The entries of the
+    second are tensors."""
+    sizes = {"a": 1, "b": len(tensor_words()), "c": 1}
+    lines = ["define i32 @tw_words(ptr %state) {", "entry:"]
+    for k, name in enumerate(f"{s}.{x}" for s in sizes for x in ("begin", "end")):
+        lines += [f"  %{name}.p = getelementptr ptr, ptr %state, i64 {k}"]
+        lines += [f"  %{name} = load ptr, ptr %{name}.p"]
+    lines.append("  br label %a.head")
+    around = ("entry", *(f"{s}.head" for s in sizes), "same")
+    for n, (s, count) in enumerate(sizes.items()):
+        words = (
+            _COMPARE.format(s=s, k=k, next=k + 1, others=f"%{s}.any{k - 1}" if k else 0)
+            for k in range(count)
+        )
+        edges = {"before": around[n], "after": around[n + 2]}
+        lines.append(
+            _LOOP.format(s=s, words="\n".join(words), entry=count + 1, last=count - 1, **edges)
+        )
+    lines += ["same:", "  ret i32 0", "differs:", "  ret i32 1", "}", ""]
+    library = Library([cached_object("\n".join(lines), host())], {})
     # The interpreter's lock is not released: the loop reads Python objects.
-    return library.function("tw_words", *kinds, result=ctypes.c_int32, holds_lock=True)
+    return library.function("tw_words", ctypes.c_void_p, result=ctypes.c_int32, holds_lock=True)
