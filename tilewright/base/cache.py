@@ -38,7 +38,9 @@ def code_version() -> str:
     # Plain strings: a Path for each of hundreds of files would take longer than reading them.
     root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     files = {
-        os.path.relpath(folder, root): sorted(name for name in names if name.endswith((".py", ".json")))
+        os.path.relpath(folder, root): sorted(
+            name for name in names if name.endswith((".py", ".json"))
+        )
         for folder, _, names in os.walk(root)
     }
     digest = hashlib.sha256()

@@ -582,9 +582,8 @@ class _Block:
         self, stage: str, what: str, one: int, other: int, did: str, verb: str = "writes"
     ) -> None:
         them = "other threads" if other == MANY else self.thread(other, short=True)
-        did = (
-            did.replace("writes", "write", 1).replace("reads", "read", 1) if other == MANY else did
-        )
+        if other == MANY:
+            did = did.replace("writes", "write", 1).replace("reads", "read", 1)
         raise RunError(
             f"{stage}: {self.thread(one)} {verb} {what} and {them} {did}: "
             "one cell, with no barrier between"
