@@ -4,7 +4,7 @@ time of one goes.
     python -m tests.gpu.decode_times --predict            # the table of phases; needs no GPU
     python -m tests.gpu.decode_times                      # all forms
     python -m tests.gpu.decode_times --forms early,timed --phases
-    python -m tests.gpu.decode_times --forms overlap --resident 1 --apart 9999
+    python -m tests.gpu.decode_times --forms overlap --resident 2
 
 Lines are printed as they are found, with the seconds since the beginning. Forms: `early` is one
 kernel whose tasks begin before they wait, `timed` the same with the time at which each phase ends,
@@ -32,7 +32,7 @@ from tests.gpu.phase_times import replay_of, rows
 from tests.gpu.timing import medians
 from tilewright import targets
 from tilewright.base import knobs
-from tilewright.kernel.defaults import grid_row_blocks, grid_streams
+from tilewright.kernel.defaults import grid_streams
 from tilewright.llvm import tasks as layout
 from tilewright.runtime.cuda.program import CudaProgram
 
@@ -74,16 +74,14 @@ LATENCY = 1e-6  # of memory
 def expected(s: Size) -> Iterator[Expected]:
     """The phases of a step. Chains are counted, in microseconds: a read of the row from the cache
     0.5, a norm 0.3, the products of what was copied 0.3 for each result of a warp, and a signal
-    END. Scores: queries 0.7, positions and products 0.5; values: scores 0.6, their own key 0.3,
-    maximum, exponents and sum 0.6, products and their sum 0.6."""
+    END. Attention was measured: one multiprocessor brings in the keys and values of a head."""
     two = 2
     own = s.head * (s.heads + 2 * s.groups)
     keys = s.groups * s.keys * s.head
     yield from (Expected("others", 0, 0.5e-6) for _ in range(4))
     for _ in range(s.layers):
         yield Expected("qkv", two * s.hidden * own, 0.8e-6 + 0.9e-6 + END)
-        yield Expected("scores", two * keys, 1.2e-6 + END)
-        yield Expected("values", two * keys, 2.1e-6 + END)
+        yield Expected("attention", 2 * two * keys, 9.0e-6 + END)
         yield Expected("out", two * s.hidden * s.heads * s.head, 0.5e-6 + 0.6e-6 + END)
         yield Expected("gate and up", two * s.hidden * 2 * s.inner, 0.8e-6 + END)
         yield Expected("down", two * s.inner * s.hidden, 0.5e-6 + END)
@@ -173,7 +171,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=FULL.layers)
     parser.add_argument("--phases", action="store_true", help="each kind of phases alone")
     parser.add_argument("--resident", type=int, help="blocks of a multiprocessor that copy early")
-    parser.add_argument("--apart", type=int, help="KiB of a row of attention that is divided")
     parser.add_argument("--predict", action="store_true", help="only what is expected")
     parser.add_argument("--rate", type=float, default=4.2e12, help="bytes a second of memory")
     given = parser.parse_args()
@@ -181,12 +178,9 @@ def main() -> None:
     predict(size, given.rate)
     if given.predict:
         return
-    if given.resident is not None or given.apart is not None:
-        os.environ[knobs.compile_processes.name] = "0"  # others do not know what is changed here
     if given.resident is not None:
+        os.environ[knobs.compile_processes.name] = "0"  # others do not know what is changed here
         grid_streams.RESIDENT = given.resident
-    if given.apart is not None:
-        grid_row_blocks.APART = given.apart * 1024
     net, inputs = example(size, torch.bfloat16, "cuda")
     say("the model is there")
     calls: dict[str, list[Callable[[], object]]] = {}

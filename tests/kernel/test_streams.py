@@ -4,7 +4,6 @@ emitted code, and what is on its way when a block begins."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
-from tilewright.kernel.defaults import grid_row_blocks, grid_streams
+from tilewright.kernel.defaults import grid_streams
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.group import Group
 from tilewright.kernel.interpret import RunError, run_group
@@ -96,24 +95,6 @@ def test_keys_and_values_are_copied_early() -> None:
     found = [s for s, _ in walk(nest.body) if isinstance(s, Store) and s.asynchronous]
     assert len({s.buffer for s in found}) == 2
     judge(g, nest, {}, f32)
-
-
-def test_long_rows_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores are a launch of their own: each block has some keys of a row, then some columns."""
-    (g,) = groups(graph(attention(bf16, 8, 4, 1024, 64)))
-    made = emit_kernels(legalise(early(g), GPU), GPU).launches
-    assert [x.blocks for x in made] == [(128, 1, 1)] * 2 and all(x.early for x in made)
-    monkeypatch.setattr(grid_row_blocks, "APART", 0)
-    nest = check(graph(attention(f32, 1, 1, 128, 16)), f32)
-    assert len(emit_kernels(legalise(nest, GPU), GPU).launches) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("d", [f32, bf16], ids=str)
-@pytest.mark.parametrize("size", [(2, 4, 256, 32), (1, 2, 256, 64), (1, 1, 512, 16)], ids=str)
-def test_divided_rows(monkeypatch: Any, d: DType, size: tuple[int, int, int, int]) -> None:
-    monkeypatch.setattr(grid_row_blocks, "APART", 0)
-    check(graph(attention(d, *size)), d)
 
 
 def test_what_all_blocks_read_comes_to_the_cache_before_the_wait() -> None:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.base.errors import Refused
-from tilewright.graph.row_blocks import THREADS, VECTOR, block_threads
+from tilewright.graph.row_blocks import block_threads
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load, extent, loads
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.grid_lanes import vector_lanes
-from tilewright.kernel.defaults.grid_streams import copies_room
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.group import Stage
 from tilewright.kernel.nest import Loop
@@ -45,8 +44,6 @@ RESIDENT = 2  # blocks of a multiprocessor that there are registers for
 # are one turn of the last product.
 LEFT = 24 * 1024
 EARLY_BESIDE = 4
-# Bytes of both matrices that one row reads, from which on it is worth another launch to divide it.
-APART: int = 128 * 1024
 
 
 def schedule_early_row_blocks(s: Scheduler) -> bool:
@@ -54,9 +51,8 @@ def schedule_early_row_blocks(s: Scheduler) -> bool:
     earlier launches have ended."""
     grid = s.target.grid
     assert grid is not None
-    room = copies_room(grid, LEFT)
-    possible = s.choices.early and grid.copies_in_background and room > 0
-    return bool(possible) and schedule_row_blocks(s, room)
+    possible = s.choices.early and grid.copies_in_background and grid.block_shared > LEFT
+    return bool(possible) and schedule_row_blocks(s, grid.block_shared - LEFT)
 
 
 def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
@@ -77,6 +73,8 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     for x in stages:
         if x not in kept:
             s.do(ComputeInline(x.name))
+    for x in products[:-1]:
+        s.do(CacheWrite(x.name, _sums_of(x.name)))
     host, last = outs[0].name, products[-1].name
     while len(path := s.path(host)) > 2:
         s.do(Fuse(path[0].name, path[1].name, f"{host}.o{len(path)}"))
@@ -87,35 +85,23 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     by = block_threads(int(column.extent), lanes) if isinstance(column.extent, int) else None
     if by is None:
         return False
-    at = row.name
-    parts = _parts(s, row, by[0], products) if room else None
-    if parts is not None:
-        kept = _first_apart(s, kept, products[0], parts[0], room)
-        by = parts[1], THREADS // parts[1]
-        s.do(Split(column.name, lanes * parts[1]))
-        at = f"{host}.part"
-        s.do(Fuse(row.name, f"{column.name}.0", at))
-        products = products[1:]
-    column_name = f"{column.name}.1" if parts is not None else column.name
-    for x in products[:-1]:
-        s.do(CacheWrite(x.name, _sums_of(x.name)))
-    s.do(Split(column_name, lanes))
-    vectors, once = f"{column_name}.0.0", f"{column_name}.0.1"
-    s.do(Split(f"{column_name}.0", 1))  # one thread stores a vector of results
-    block = _Block(s, at, *by, room)
+    s.do(Split(column.name, lanes))
+    vectors, once = f"{column.name}.0.0", f"{column.name}.0.1"
+    s.do(Split(f"{column.name}.0", 1))  # one thread stores a vector of results
+    block = _Block(s, row.name, *by, room)
     if room:
         block.beside(host, lanes)
-    s.do(ComputeAt(last, at if room else vectors))
+    s.do(ComputeAt(last, row.name if room else vectors))
     inner = [x for x in kept if x not in outs and x.name != last]
     first = _read_first(s, [x.name for x in inner if x not in products]) if room else {}
     placed: dict[str, str] = {}
     for x in reversed(inner):
-        s.do(ComputeAt(x.name, at))
+        s.do(ComputeAt(x.name, row.name))
         if x in products:
             placed[x.name] = block.place(x.name)
-        for copy in first.get(x.name, ()):  # before all that comes before this one
-            s.do(ComputeAt(copy, at))
-            block.own_part(copy)
+        if x.name in first:  # before all that comes before this one
+            s.do(ComputeAt(first[x.name], row.name))
+            block.own_part(first[x.name])
     for x in inner:
         if x in products:
             block.product(x.name, placed[x.name])
@@ -130,104 +116,34 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     else:
         block.weighted(last)
     s.do(Bind(once, "thread.y"))
-    s.do(Vectorize(f"{column_name}.1"))
+    s.do(Vectorize(f"{column.name}.1"))
     s.do(Bind(vectors, "thread.x"))
-    block.finish()
+    s.do(Bind(row.name, "block.x"))
+    for turn, copy, ahead in block.copies:
+        s.do(Pipeline(turn, copy, ahead, asynchronous=True))
+        s.do(BeginEarly(turn))
+    s.do(Pragma(row.name, "resident", 1 if block.copies else RESIDENT))
     s.do(Synchronise())
     return True
 
 
-def _parts(s: Scheduler, row: Loop, across: int, products: list[Stage]) -> tuple[int, int] | None:
-    """Where rows are fewer than multiprocessors, they are divided, and the first product is a
-    launch of its own: results of it that a block has, and vectors of the last one, of which a row
-    has so many `across`. None where there are no two such products, or no parts."""
-    grid = s.target.grid
-    assert grid is not None
-    first, last = products[0], products[-1]
-    before = _needs(s, first)
-    if len(products) != 2 or any(x.is_reduce for x in s.group.stages if x.name in before):
-        return None
-    sizes = (*(extent(a) for a in (first.axes[-1], first.raxes[0], last.raxes[0])), row.extent)
-    keys, depth, steps, rows = (d if isinstance(d, int) else 0 for d in sizes)
-    most = grid.multiprocessors // rows if rows else 0
-    own = vector_lanes(s, [first.name], s.path(first.name)[-1].var)
-    by = block_threads(depth, own)
-    size = (keys * depth // own + steps * across) * VECTOR
-    if by is None or size < APART:
-        return None
-    some = (k for k in range(most, 1, -1) if keys % (k * by[1]) == 0)
-    others = (k for k in range(most, 1, -1) if across % k == 0 and across > k)
-    found = next(some, 0), next((k for k in others if steps % (THREADS * k // across) == 0), 0)
-    return (keys // found[0], across // found[1]) if all(found) else None
-
-
-def _needs(s: Scheduler, stage: Stage) -> set[str]:
-    """The stages that one is made of."""
-    found: set[str] = set()
-    by_name = {x.name: x for x in s.group.stages}
-    left = [stage]
-    while left:
-        x = left.pop()
-        more = {str(r.source) for r in loads(x.value)} & by_name.keys() - found - {stage.name}
-        found |= more
-        left += (by_name[y] for y in more)
-    return found
-
-
-def _first_apart(
-    s: Scheduler, kept: list[Stage], first: Stage, keys: int, room: int
-) -> list[Stage]:
-    """The first product as a launch of its own, so many results a block. What others need of what
-    it is made of, they make again. Returned: the stages of the other launch."""
-    after = [x for x in kept if x.name != first.name]
-    rows: list[str] = []
-    s.do(CacheWrite(first.name, _sums_of(first.name)))
-    for x in kept:
-        if x.is_map and x.name != first.name and first.name not in _needs(s, x):
-            if s.attempt(CacheRead(x.name, _sums_of(first.name), f"{x.name}_row")):
-                rows.append(f"{x.name}_row")
-            s.do(ComputeInline(x.name))
-            after.remove(x)
-    while len(path := s.path(first.name)) > 2:
-        s.do(Fuse(path[0].name, path[1].name, f"{first.name}.o{len(path)}"))
-    row, result = path
-    s.do(Split(result.name, keys))
-    at = f"{first.name}.part"
-    s.do(Fuse(row.name, f"{result.name}.0", at))
-    deep = s.path(_sums_of(first.name))[-1]
-    lanes = vector_lanes(s, [_sums_of(first.name)], deep.var)
-    by = block_threads(deep.extent, lanes) if isinstance(deep.extent, int) else None
-    assert by is not None
-    block = _Block(s, at, *by, room)
-    placed = block.place(first.name)
-    for x in reversed(rows):
-        s.do(ComputeAt(x, at))
-        block.spread(x)
-        s.do(SetScope(x, "shared"))
-    block.product(first.name, placed)
-    block.finish()
-    return after
-
-
-def _read_first(s: Scheduler, stages: list[str]) -> dict[str, list[str]]:
-    """By the first of the stages that read them along their rows: copies of inputs, or of what an
-    earlier launch made, which are read before anything that comes before them."""
+def _read_first(s: Scheduler, stages: list[str]) -> dict[str, str]:
+    """By the first of the stages that read it along their rows: the copy of an input, which is read
+    before anything that comes before them."""
     readers: dict[str, list[str]] = {}
-    made = {x.name for x in s.group.stages} - set(stages)
     for x in stages:
         last = s.path(x)[-1].var
         for r in store_reads(s.store(x)):
             along = r.index and D.is_sym(r.index[-1]) and D.the_sym(r.index[-1]) is last
             b = s.nest.buffer(str(r.source))
-            whole = b.scope == "in" and D.known_eq(b.size, s.path(x)[-1].extent)
-            if along and (whole or b.name in made):
+            if along and b.scope == "in" and D.known_eq(b.size, s.path(x)[-1].extent):
                 readers.setdefault(b.name, []).append(x)
-    found: dict[str, list[str]] = {}
-    for name, own in readers.items():
+    made: dict[str, str] = {}
+    for name, found in readers.items():
         into = f"{name}_own"
-        if s.attempt(CacheRead(name, tuple(dict.fromkeys(own)), into)):
-            found.setdefault(own[0], []).append(into)
-    return found
+        if found[0] not in made and s.attempt(CacheRead(name, tuple(dict.fromkeys(found)), into)):
+            made[found[0]] = into
+    return made
 
 
 def _stored(s: Scheduler) -> set[str]:
@@ -326,15 +242,6 @@ class _Block:
         c, all_ = f"i{axis}", self.across * self.rows
         digits = f"{c}//{all_}", f"{c}//{self.across}%{self.rows}", f"{c}%{self.across}"
         self.lay_out(stage, axis, *digits)
-
-    def finish(self) -> None:
-        """The block's loop is one, and copies begin early."""
-        s = self.s
-        s.do(Bind(self.at, "block.x"))
-        for turn, copy, ahead in self.copies:
-            s.do(Pipeline(turn, copy, ahead, asynchronous=True))
-            s.do(BeginEarly(turn))
-        s.do(Pragma(self.at, "resident", RESIDENT))
 
     def sum(self, stage: str) -> None:
         """A partial result for every thread, then one of all threads."""
