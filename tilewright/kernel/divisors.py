@@ -53,7 +53,7 @@ class Divisors:
     def defined(self, v: Load) -> Value | None:
         """What was stored where something is read: of the same form, at another time perhaps."""
         s = self.definitions.get(str(v.source))
-        if s is None:
+        if s is None or len(s.index) != len(v.index):  # another view of the same memory
             return None
         pairs = zip(s.index, v.index, strict=True)
         return s.value.substitute({D.the_sym(i): j for i, j in pairs if D.is_sym(i)})

@@ -25,6 +25,7 @@ from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Nest, Stmt, Store, reads, walk
 from tilewright.kernel.pieces import Piece, factors, is_rounded, pieces_in
 from tilewright.kernel.steps.relayout import Relayout
+from tilewright.kernel.swizzle import multiple
 from tilewright.kernel.warp_products import DEEP
 
 Refusals = frozenset[tuple[str, str]]  # a stage and an instruction that cannot do it
@@ -210,8 +211,9 @@ def beside(n: Nest, name: str) -> bool:
         cells = [(x.buffer, x.index), *((str(r.source), r.index) for r in reads(x))]
         for found, at in cells:
             if found == name:
-                step = D.coefficient(linear_index(b, at), lanes[-1].var)
-                whole = lanes[-1].extent in (2, 4, 8, 16) and lanes[-1].extent * b.dtype.bytes <= 16
-                if step != 0 and not (step == 1 and whole):
+                lin, v, count = linear_index(b, at), lanes[-1].var, lanes[-1].extent
+                step = D.coefficient(lin, v)
+                whole = count in (2, 4, 8, 16) and count * b.dtype.bytes <= 16
+                if step != 0 and not (step == 1 and whole and multiple(lin - D.as_int(v), count)):
                     return False
     return True
