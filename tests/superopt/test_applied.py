@@ -7,8 +7,11 @@ import pytest
 from tilewright.ir.node import Node, input, node
 from tilewright.ir.operator import OPERATORS
 from tilewright.ir.pattern import Rule
-from tilewright.ir.types import DType, TensorType, f32, i32
+from tilewright.ir.types import DType, TensorType, f16, f32, i32
 from tilewright.superopt.applied import ranked, rules_of
+from tilewright.superopt.classes import Classes
+from tilewright.superopt.merge import merged, merges
+from tilewright.superopt.seconds import constant_classes
 from tilewright.superopt.text import parse_equality
 
 ASSOCIATIVE = "matmul(matmul(a, b), c) == matmul(a, matmul(b, c))"
@@ -79,3 +82,31 @@ def test_what_is_not_proved_for_a_rank_is_refused() -> None:
     sides = "matmul(a, permute(b, perm=(1, 0))) == matmul(a, b)"
     turned = parse_equality(f"{sides} where a: [m, k], b: [k, k]")
     assert ranked(turned, (1, 0)) is None
+
+
+def test_sixteen_bits_are_only_moved() -> None:
+    """A scale that keeps a sum in range must stay where it is; columns may be put together."""
+    half = make("full", shape=(), value=0.5, dtype=f16)
+    a, b, c = (tensor(x, 4, 4, dtype=f16) for x in "abc")
+    rule = both("matmul(mul(s, a), b) == mul(s, matmul(a, b)) where s: [], a: [m, k], b: [k, n]")[0]
+    assert applied(rule, make("matmul", make("mul", half, a), b)) is None
+    columns = make("concat", make("matmul", a, b), make("matmul", a, c), axis=1)
+    assert applied(both(BESIDE)[0], columns) is not None
+
+
+def test_infinity_is_no_number() -> None:
+    rule = both(SCALED)[0]
+    much = make("full", shape=(), value=float("inf"), dtype=f32)
+    assert applied(rule, make("relu", make("mul", much, tensor("a", 4, 3)))) is None
+
+
+def test_any_number_of_products_becomes_one() -> None:
+    """But for those whose other operand is of another shape."""
+    x = tensor("x", 4, 8, 16)
+    wide = [input(f"w{k}", TensorType(f32, (4, 16, 5)), "weight") for k in range(18)]
+    odd = input("odd", TensorType(f32, (1, 16, 5)), "weight")
+    products = [make("matmul", x, w) for w in (wide[0], odd, *wide[1:])]
+    classes = Classes(products)
+    found = list(merged(classes, merges([parse_equality(BESIDE)]), constant_classes(classes)))
+    assert {n for n, _ in found} == {p for p in products if p.inputs[1] is not odd}
+    assert all(n.type == made.type for n, made in found)

@@ -156,3 +156,39 @@ def test_budgets_end_a_search() -> None:
     every = saturate(fast, RULES[:2], Budget(rounds=60))
     assert few.ended == every.ended == "saturated" and few.rounds > every.rounds
     assert len(slow) == len(fast)  # rules that rest miss nothing
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_joins(seed: int) -> None:
+    """Classes that read themselves too: members over leaders, and nothing alike in two classes."""
+    rng = random.Random(seed)
+    classes = Classes((drawn(rng, 8), drawn(rng, 8)))
+    for _ in range(6):
+        classes.join(*rng.sample(list(classes), 2))
+        classes.settle()
+        places: dict[Node, Node] = {}
+        for leader in classes:
+            for m in classes.members(leader):
+                assert all(classes.leader(x) is x for x in m.inputs), seed
+                assert places.setdefault(m, leader) is leader, seed
+                assert all(leader in classes.users(x) for x in m.inputs), seed
+        assert len(places) == len(classes), seed
+
+
+def test_a_variable_that_is_repeated_is_seen_from_the_root() -> None:
+    x, b = tensor("x"), tensor("y")
+    y = ops.maximum(x, b)
+    classes = Classes((y,))
+    classes.changed.clear()
+    classes.join(x, b)
+    classes.settle()
+    saturate(classes, [Rule("same", op.maximum(A, A), A)])
+    assert classes.leader(y) is classes.leader(x)
+
+
+def test_deep_graphs_with_shared_values() -> None:
+    """Trees of which would cost more than a float holds."""
+    x = tensor("x")
+    for _ in range(1100):
+        x = make("add", make("neg", x), x)
+    assert cheapest(Classes((x,)), (x,), cost).cost == pytest.approx(1100 * 3)

@@ -62,3 +62,12 @@ def test_both_programs_are_timed() -> None:
     programs = [tw.compile_graph(graph), tw.compile_graph(graph, tw.Options(passes=listed))]
     before, after = searched.medians(graph, programs)
     assert 0 < before < 1 and 0 < after < 1
+
+
+def test_what_cannot_be_measured_is_compiled_as_it_is() -> None:
+    log = Log()
+    strict = tw.Options(optimize="search", precision="strict")
+    assert sum(k.calls for k in tw.compile_graph(low_rank(), strict, log).kernels) == 3
+    assert any("rounds differently" in e.message for e in log.events)
+    with pytest.raises(tw.Invalid, match="optimize='serach' is not known"):
+        tw.compile_graph(low_rank(), tw.Options(optimize="serach"))
