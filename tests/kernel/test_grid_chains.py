@@ -267,7 +267,7 @@ def test_queries_of_a_tile_with_one_block_of_keys_are_read(
 def test_pairs_of_tiles_take_as_long() -> None:
     """A block that walks has, of each pair, a tile with few keys and one with many."""
     a = Attention(4096, 4096, 128, batch=4, heads=16, causal=True)
-    s = Scheduler(a.group(), GPU, Choices(tile=1))
+    s = Scheduler(a.group(), GPU)
     assert schedule_chain(s)
     loops = [x for x, _ in walk(s.nest.body) if isinstance(x, Loop)]
     (grid,) = (x for x in loops if x.kind == "block.x")

@@ -107,10 +107,17 @@ def test_found(build: object) -> None:
 
 
 def test_the_rules_that_come_with_the_compiler() -> None:
-    """Every one is proved again, whatever its record says."""
-    assert all(isinstance(proved(e), Record) for e in mined_rules().values())
     assert len(mined_rules()) > 40 and len(searched_rules()) > 100
     assert {(m.operator, m.at) for m in searched_merges()} == {("matmul", 0), ("matmul", 1)}
+
+
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))]
+)
+def test_rules_are_proved_again(first: int) -> None:
+    """Whatever their records say: provers and operators may have changed."""
+    for name, e in list(mined_rules().items())[first::4]:
+        assert isinstance(proved(e), Record), name
 
 
 def test_proofs_in_words(capsys: pytest.CaptureFixture[str]) -> None:

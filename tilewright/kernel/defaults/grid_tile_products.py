@@ -211,7 +211,7 @@ def beside(n: Nest, name: str) -> bool:
         cells = [(x.buffer, x.index), *((str(r.source), r.index) for r in reads(x))]
         for found, at in cells:
             if found == name:
-                lin, v, count = linear_index(b, at), lanes[-1].var, lanes[-1].extent
+                lin, v, count = linear_index(b, at), lanes[-1].var, D.bounds(lanes[-1].extent)[1]
                 step = D.coefficient(lin, v)
                 whole = count in (2, 4, 8, 16) and count * b.dtype.bytes <= 16
                 if step != 0 and not (step == 1 and whole and multiple(lin - D.as_int(v), count)):
