@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from tilewright.base.errors import Invalid
 
 
@@ -33,6 +35,11 @@ def ptxas() -> str | None:
         for path in sorted(Path(folder).glob("nvidia/*/bin/ptxas")) if folder else ():
             return str(path)
     return None
+
+
+needs_ptxas = pytest.mark.skipif(
+    ptxas() is None, reason="ptxas comes with the dev extra, on Linux only"
+)
 
 
 def assemble(ptx: str, cpu: str) -> list[Assembled]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.gpu.assembler import assemble, ptxas
+from tests.gpu.assembler import assemble, needs_ptxas
 from tests.gpu.fake import FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
 from tilewright import targets
 from tilewright.llvm.objects import cached_ptx
@@ -137,7 +137,7 @@ def test_arguments_stay_where_data_is_wrong(gpu: Gpu) -> None:
     assert count.tolist() == [1.0] * 4
 
 
-@pytest.mark.skipif(ptxas() is None, reason="there is no ptxas")
+@needs_ptxas
 def test_ptxas_takes_the_kernel() -> None:
     target = targets.get("cuda:90")
     room = write_back.Room((128, 8, 6, 4096, 1 << 20, 3))

@@ -271,9 +271,9 @@ class Steps:
         torch._dynamo.reset()
         module, self.inputs = MODELS[name](torch.device("cuda"))
         self.optimizer = torch.optim.SGD(module.parameters(), 1e-6, fused=True)
-        known: dict[str, dict[str, str]] = {"tilewright": {"backend": by}, "inductor": {}}
+        known: dict[str, dict[str, Any]] = {"tilewright": {"backend": by}, "inductor": {}}
         how = known.get(by, {"mode": by})
-        self.call = module if by == "eager" else torch.compile(module, **how)  # type: ignore[call-overload]
+        self.call = module if by == "eager" else torch.compile(module, **how)
         self.parts: dict[str, list[float]] = {what: [] for what in PARTS}
 
     def __call__(self, optimizes: bool) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as tl
-from tests.gpu.assembler import assemble, ptxas
+from tests.gpu.assembler import assemble, needs_ptxas
 from tests.gpu.tile_kernels import load
 from tests.lang.tile.kernels import CASES, Case
 from tests.lang.tile.random_kernels import kernel as kernel_of
@@ -302,7 +302,7 @@ def test_cells_that_memory_tells_are_kept_apart() -> None:
 # ---- code
 
 
-@pytest.mark.skipif(ptxas() is None, reason="ptxas comes with the dev extra, on Linux only")
+@needs_ptxas
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("name", ["softmax", "scan", "count", "lock"])
 def test_code_is_assembled(name: str, capability: int) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import tilewright as tw
 import tilewright.language as tl
-from tests.gpu.assembler import assemble, ptxas
+from tests.gpu.assembler import assemble, needs_ptxas
 from tests.gpu.tile_kernels import load
 from tests.kernel.test_distribute import described, numbers
 from tests.lang.tile.threads_running import run_emulated, run_threads, scheduled
@@ -181,7 +181,7 @@ def test_a_wrong_digit_is_refused() -> None:
 # ---- code
 
 
-@pytest.mark.skipif(ptxas() is None, reason="ptxas comes with the dev extra, on Linux only")
+@needs_ptxas
 def test_two_blocks_of_a_large_product_fit() -> None:
     """128 registers a thread, and half of a multiprocessor's shared memory."""
     target = for_capability(90)

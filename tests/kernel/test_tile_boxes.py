@@ -13,7 +13,7 @@ import torch
 
 import tilewright as tw
 import tilewright.language as tl
-from tests.gpu.assembler import assemble, ptxas
+from tests.gpu.assembler import assemble, needs_ptxas
 from tests.gpu.fake_tiles import there, tile_gpu
 from tests.gpu.tile_checks import fresh
 from tests.gpu.tile_kernels import load
@@ -268,7 +268,7 @@ def test_planted_faults_are_found(specialise: bool, kind: type[Stmt], says: str)
 # ---- code
 
 
-@pytest.mark.skipif(ptxas() is None, reason="ptxas comes with the dev extra, on Linux only")
+@needs_ptxas
 @pytest.mark.parametrize("specialise", [False, True])
 def test_large_tiles_fit(specialise: bool) -> None:
     """Sums of 128x256 in the registers of 256 threads, and nothing spilled."""

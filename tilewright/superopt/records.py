@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.interpret import evaluate
-from tilewright.ir.node import Graph
+from tilewright.ir.node import Graph, Input
 from tilewright.ir.positions import static
 from tilewright.ir.types import f64
 from tilewright.rewrites.proofs.prove import inputs_of
@@ -77,7 +77,8 @@ def differs(e: Equality, seed: int = 0) -> str | None:
         for _ in range(POINTS):
             args = []
             for n in ins:
-                low = signs[n.op.label] * LARGEST  # type: ignore[attr-defined]
+                assert isinstance(n.op, Input)
+                low = signs[n.op.label] * LARGEST
                 args.append(
                     rng.integers(low, LARGEST, static(n.shape), endpoint=True).astype(np.float64)
                 )

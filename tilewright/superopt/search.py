@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from tilewright import rewrites
-from tilewright.base.errors import Invalid
-from tilewright.base.events import Log
 from tilewright.ir.node import Graph, topological
-from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
 from tilewright.superopt.applied import rules_of
@@ -84,24 +81,3 @@ def estimated(graph: Graph, target: Target) -> float:
     """Seconds of a graph by the estimate of the search."""
     cost = Seconds(target, constant_classes(Classes(graph.outputs)))
     return sum(map(cost, topological(graph.outputs)))
-
-
-@dataclass(frozen=True)
-class Search(Pass, needs=("Decompose",), after=("FoldConstants",), rounds=True):
-    """The cheapest of all graphs that the rules make of one, by an estimate of seconds."""
-
-    seconds: int = 10
-    members: int = 4_000
-    machine: Target | None = of_target(None, lambda t: t)
-
-    def apply(self, program: Graph, log: Log) -> Graph:
-        if self.machine is None:
-            raise Invalid("Search compares costs on a machine, and no target is known")
-        found = search(program, self.machine, Budget(self.seconds, self.members))
-        log.add(
-            "search",
-            f"{program.name}: {found.before * 1e6:.1f} us by the estimate, then"
-            f" {found.after * 1e6:.1f}; {found.members} operators in classes, {found.ended}",
-            detail=True,
-        )
-        return found.graph

@@ -329,7 +329,8 @@ def test_globals_that_change_are_left_to_guards(compiled: Compiled) -> None:
             fits.append(quick(compiled, x))
             compiled(x)
         assert fits[-3:] == [True] * 3 and any("test_unchanged" in m for m in compiled._moving)
-        with set_global(compiled.original):  # type: ignore  (a module of this file)
+        assert isinstance(compiled.original, Net)
+        with set_global(compiled.original):
             assert not quick(compiled, x)
         compiled._moving = set()
 

@@ -36,7 +36,7 @@ from tilewright.ir.passes import Pass, options
 from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
 from tilewright.ir.text import attribute_text
-from tilewright.superopt.search import Search as Search
+from tilewright.superopt.search_pass import Search as Search
 
 CPU = Pipeline(
     (

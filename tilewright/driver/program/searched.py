@@ -22,7 +22,7 @@ from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
 from tilewright.runtime.program import Program
-from tilewright.superopt.search import Search
+from tilewright.superopt.search_pass import Search
 
 ROUNDS = 15  # in which both programs run, in turn
 CALLS_FOR = 2e-3  # seconds of calls in a round

@@ -137,8 +137,11 @@ class Compiled:
         gone = {k for k, x in self._known.items() if x.reshaped()}
         if not gone:
             return
-        for part in self.original.modules():  # type: ignore  (only modules are watched)
-            for held in (part._parameters, part._buffers):
+        module = self.original
+        assert isinstance(module, torch.nn.Module), "nothing else is watched"
+        for part in module.modules():
+            both: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+            for held in both:
                 for name, x in [*held.items()][:1]:
                     held.update([(name, None), (name, x)])  # one step: no thread sees it without
         self._quick = {k: x for k, x in self._quick.items() if k not in gone}
