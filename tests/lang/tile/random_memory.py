@@ -281,7 +281,10 @@ def atomic_old(w: Writer) -> None:
     name = w.array(v.dtype, low + first, high + last, fill, output=True)
     w.errors[name] = 0.0
     kind = w.rng.choice(["add", "max", "xchg", "xor"])
-    old = f"tl.atomic_{kind}({name} + {place} + {offsets}, {v.name})"
+    mask = w.condition(v.shape) if w.chance(0.4) else None  # elements without one are 0
+    extra = f", mask={mask[0]}" if mask else ""
+    old = f"tl.atomic_{kind}({name} + {place} + {offsets}, {v.name}{extra})"
+    fill = (min(0, fill[0]), max(0, fill[1]), fill[2]) if mask else fill
     w.define(
         old,
         Value("", v.dtype, v.shape, *limits(v.dtype))
