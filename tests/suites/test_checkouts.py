@@ -78,9 +78,7 @@ def beside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_part_of_no_cases_is_no_result(
-    beside: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_part_of_no_cases_is_no_result(beside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (beside / "test_theirs.py").write_text(CASES)
     assert run_beside(beside, ["test_theirs.py"], 60.0) == 1.0
     assert "3 cases, Triton passes 2, of these Tilewright 2" in capsys.readouterr().out
