@@ -112,7 +112,7 @@ def run_beside(folder: Path, arguments: Sequence[str], seconds: float) -> float:
                 )
         end = time.monotonic() + seconds
         found: dict[str, Outcomes] = {}
-        said: dict[str, list[str]] = {}
+        logs: dict[str, list[str]] = {}
         for by, process in runs.items():
             path = Path(into) / f"{by}.json"
             try:
@@ -120,10 +120,10 @@ def run_beside(folder: Path, arguments: Sequence[str], seconds: float) -> float:
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)  # it still writes what it has
                 process.wait(30)
-            said[by] = path.with_suffix(".txt").read_text().splitlines()
-            print(by, *said[by][-1:])
+            logs[by] = path.with_suffix(".txt").read_text().splitlines()
+            print(by, *logs[by][-1:])
             found[by] = json.loads(path.read_text()) if path.exists() else {}
-    problems = [p for by in runs if (p := not_run(by, found[by], said[by]))]
+    problems = [p for by in runs if (p := not_run(by, found[by], logs[by]))]
     if problems:
         sys.exit("\n".join(problems))
     both = found["triton"].keys() & found["cuda"].keys()
