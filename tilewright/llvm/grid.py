@@ -320,7 +320,7 @@ class _Thread:
         self.sums.cluster = self.bulk.cluster is not None
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
-        self.fences = TileFences(self.w, m.launch, self.bulk.tiles_of_threads())
+        self.fences = TileFences(self.w, m.launch, *self.bulk.tiles_of_threads())
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
         self.in_order = _begun_early(m.launch)
 
