@@ -94,8 +94,8 @@ def merges(found: Mapping[str, Equality]) -> list[Merge]:
 def merged(
     classes: Classes, rules: Iterable[Merge], constant: set[Node]
 ) -> Iterator[tuple[Node, Node, Because]]:
-    """Operators, the slices that they equal, and why, of all families whose other operands are known
-    before the program runs: those are put together once."""
+    """Operators, the slices that they equal, and why, of all families whose other operands are
+    known before the program runs: those are put together once."""
     by_name: dict[str, list[Merge]] = {}
     for r in rules:
         by_name.setdefault(r.operator, []).append(r)
