@@ -47,6 +47,7 @@ WARP = 32
 PLAIN = targets.get("cuda:75")
 CANARY = 0xA5
 LARGEST = 256 << 10  # bytes of shared memory
+STACK = 1 << 20  # bytes of each thread: a block may have a thousand
 
 
 # An atomic update as an instruction of a GPU.
@@ -275,10 +276,12 @@ class Threads:
                 deep = 16 if kind in ("bf16", "f16") else 32
                 name = f"emulated_wgmma_m64n{columns}k{deep}_{kind}_{order}"
                 give(name, None, (address, address), f)
-        for columns, order, steps in product_of((64, 128), ("00", "01", "10", "11"), (16, 32)):
-            f = partial(group_product, columns=columns, kind="bf16", order=order, steps=steps)
+        orders = ("00", "01", "10", "11")
+        few = product_of((64, 128), ("bf16", "f16"), orders, (16, 32))
+        for columns, kind, order, steps in few:
+            f = partial(group_product, columns=columns, kind=kind, order=order, steps=steps)
             f = partial(self._together, f, team=4 * WARP)
-            name = f"emulated_wgmma_m64n{columns}k16_bf16_{order}_{steps}"
+            name = f"emulated_wgmma_m64n{columns}k16_{kind}_{order}_{steps}"
             give(name, None, (address, address), f)
         for size in (4, 8, 16):
             kind = "cg" if size == 16 else "ca"
@@ -410,8 +413,10 @@ class Threads:
             if len(ended) == count:
                 over.set()
 
+        usual = threading.stack_size(STACK)
         for k in range(count):  # without what else threading's threads do to start and end
             _thread.start_new_thread(one, (k,))
+        threading.stack_size(usual)
         in_time = over.wait(4 * PATIENCE)
         assert in_time and not failed, f"threads failed: {failed}"
 
