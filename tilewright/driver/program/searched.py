@@ -90,12 +90,14 @@ class Measured:
 
 
 def with_search(listed: Pipeline) -> Pipeline:
-    """The list with a search where constants have been folded and nothing is laid out yet, if it
-    has none."""
+    """The list with a search, if it has none: after what makes graphs simpler, and before operators
+    are written in terms of others, of which there are more and about which rules say less."""
     found = list(listed)
-    if any(p.name == Search.name for p in found):
+    names = [p.name for p in found]
+    if Search.name in names:
         return listed
-    at = max((k + 1 for k, p in enumerate(found) if p.name == "FoldConstants"), default=len(found))
+    early = names[: names.index("Decompose")] if "Decompose" in names else names
+    at = max((k + 1 for k, n in enumerate(early) if n in ("Simplify", "BatchNormFold")), default=0)
     return Pipeline((*found[:at], Search(), *found[at:]))
 
 
