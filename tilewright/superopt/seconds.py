@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilewright.graph.classify import facts, flops, guess, nbytes
+from tilewright.graph.winograd import Winograd, sizes_before_layout
 from tilewright.ir.node import Constant, Input, Item, Node
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType
@@ -59,12 +60,22 @@ class Seconds:
         memory = moved / t.memory_bandwidth
         arithmetic = flops(n) / t.flops_per_cycle
         if kind == "contract":
+            arithmetic *= self._by_tiles(n)
             cycles = t.region + max(arithmetic, memory) / t.cores
         elif kind == "map" and n.op.name != "concat":
             cycles = (arithmetic + FUSED * self._written(n) / t.memory_bandwidth) / t.cores
         else:
             cycles = t.region + (arithmetic + memory) / t.cores
         return EACH + cycles / (t.mhz * 1e6)
+
+    def _by_tiles(self, n: Node) -> float:
+        """What is left of the arithmetic of a convolution where a later pass computes it by
+        tiles."""
+        sizes = sizes_before_layout(n) if self.target.grid is None else None
+        if sizes is None or n.inputs[1] not in self.constant:
+            return 1.0
+        cycles = Winograd.of(self.target).cycles(*sizes)
+        return min(cycles.values()) / cycles[None]
 
     def _written(self, n: Node) -> int:
         return guess(nbytes(n.type)) if isinstance(n.type, TensorType) else 0

@@ -43,7 +43,8 @@ def windowed(layer: Layer) -> Iterator[Mutant]:
     for windows in sorted(product(*choices), key=lambda b: prod(stop - start for start, stop in b)):
         made = narrowed(layer.root, layer.whole, windows)
         if made is not None and made is not layer.root:
-            spans = " by ".join(f"{a}..{b}" for (a, b), n in zip(windows, layer.windows) if n > 1)
+            changed = (w for w, n in zip(windows, layer.windows, strict=True) if n <= WINDOW)
+            spans = " by ".join(f"{a}..{b}" for a, b in changed)
             yield Mutant(f"windows {spans}", made, windows)
 
 

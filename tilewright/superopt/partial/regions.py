@@ -71,6 +71,15 @@ class Region:
         return [k for k in range(1, len(rows)) if not np.array_equal(rows[k - 1], rows[k])]
 
 
+def sampled(f: Node, g: Node, count: int = 16, seed: int = 0) -> float:
+    """The part of so many random positions at which two programs agree."""
+    rng = np.random.default_rng(seed)
+    memory, shape = drawn((f, g), rng), static(f.shape)
+    at = np.stack([rng.integers(0, n, count) for n in shape], 1)
+    a, b = (x.values(memory, at) for x in sums_of((f, g)))
+    return float(np.mean(a == b))
+
+
 def agreement(f: Node, g: Node, seed: int = 0, draws: int = DRAWS) -> Region:
     """Where two programs of the same inputs agree, whatever these are. Unsupported where one is no
     sum of products, or there are too many boxes."""
