@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -106,7 +107,7 @@ class _Layers:
         for layer, seconds in layers.items():
             if seconds < least or time.monotonic() > until:
                 break
-            taken = self._known(layer.graph, lambda: by.candidates(layer, self.target))
+            taken = self._known(layer.graph, partial(by.candidates, layer, self.target))
             if taken is not None:
                 found.append(taken)
         return tuple(found)
@@ -144,7 +145,9 @@ class _Layers:
 def _place(listed: Pipeline) -> int:
     """Where constants have been folded and nothing is laid out yet."""
     names = [p.name for p in listed]
-    return max((k + 1 for k, name in enumerate(names) if name == "FoldConstants"), default=len(names))
+    return max(
+        (k + 1 for k, name in enumerate(names) if name == "FoldConstants"), default=len(names)
+    )
 
 
 def with_search(listed: Pipeline, *before: Pass) -> Pipeline:

@@ -24,14 +24,14 @@ from tilewright.ir.positions import static
 from tilewright.ir.target import Target
 from tilewright.ops.views import concat
 from tilewright.superopt.partial.layers import Box, Layer, layer_of, narrowed, part_of
-from tilewright.superopt.partial.mutants import WINDOW, Mutant, rearranged, windowed
+from tilewright.superopt.partial.mutants import Mutant, rearranged, windowed
 from tilewright.superopt.partial.regions import Region, agreement, sampled
 from tilewright.superopt.partial.sums import sums_of
 from tilewright.superopt.seconds import Seconds
 
 # By the estimate, of what the layer takes: what is not clearly less is not worth measuring.
 WORTH = 0.9
-LOOKED_AT = 24  # rearranged programs, the cheapest by the estimate first
+LOOKED_AT = 48  # mutants of a kind that are right somewhere, the cheapest by the estimate first
 LEAST = 0.5  # of all positions at which one has to be right
 CELLS = 8  # parts of an axis
 ALL_CELLS = 100
@@ -51,7 +51,7 @@ class Candidate:
 @lru_cache(maxsize=64)
 def candidates(layer: Layer, target: Target, most: int = 3) -> tuple[Candidate, ...]:
     """Programs equal to a layer that may be faster, the cheapest by the estimate first."""
-    cost, small = _Costs(layer, target), layer.smaller(WINDOW + 1)
+    cost = _Costs(layer, target)
     limit = WORTH * cost.whole(layer.root)
 
     def worth(found: Iterable[Mutant]) -> list[Mutant]:
@@ -59,12 +59,11 @@ def candidates(layer: Layer, target: Target, most: int = 3) -> tuple[Candidate, 
         costs = {m: c for m in distinct if (c := cost.whole(m.program)) < limit}
         return sorted(costs, key=costs.__getitem__)
 
-    # Where a program is right does not depend on channels; what is chosen is tested with all.
-    narrow = _located(layer, small, worth(_some_windows(layer)), windowed(small), 0.0)
-    wide = _located(layer, small, worth(rearranged(layer)), rearranged(small), LEAST)
+    narrow = _located(layer, worth(_some_windows(layer)), 0.0)
+    wide = _located(layer, worth(rearranged(layer)), LEAST)
     covers = (
         _Cover(layer, [*narrow, *([main] if main else [])], cost).candidate()
-        for main in (None, *wide[:LOOKED_AT])
+        for main in (None, *wide)
     )
     made = sorted((c for c in covers if c and c.seconds < limit), key=lambda c: c.seconds)
     chosen: dict[int, Candidate] = {}  # by their boxes: of one kind of program, the cheapest
@@ -74,33 +73,21 @@ def candidates(layer: Layer, target: Target, most: int = 3) -> tuple[Candidate, 
     return tuple(chosen.values())
 
 
-def _located(
-    layer: Layer, small: Layer, found: list[Mutant], same: Iterable[Mutant], least: float
-) -> list[tuple[Mutant, Region]]:
-    """Mutants that agree with the layer at more than a part of all positions, and where: by the
-    same mutants of a smaller layer."""
-    by_name = {m.how: m for m in same}
+def _located(layer: Layer, found: list[Mutant], least: float) -> list[tuple[Mutant, Region]]:
+    """Mutants that agree with the layer at more than a part of all positions, and where."""
     out: list[tuple[Mutant, Region]] = []
     for m in found:
-        if m.how not in by_name:
-            continue
-        twin = by_name[m.how].program
         try:
-            if least and sampled(small.root, twin) < least / 2:
+            if least and sampled(layer.root, m.program) < least / 2:
                 continue
-            r = agreement(small.root, twin)
+            r = agreement(layer.root, m.program)
         except Unsupported:
             continue
         if r.part > least:
-            channels = zip(layer.shape, r.pieces, strict=True)
-            pieces = tuple(p if len(p) == n else _stretched(p, n) for n, p in channels)
-            out.append((m, Region(pieces, r.agrees, r.chance)))
+            out.append((m, r))
+        if len(out) == LOOKED_AT:
+            break
     return out
-
-
-def _stretched(pieces: np.ndarray, size: int) -> np.ndarray:
-    """Of more positions, those after the known ones as the last of them."""
-    return np.concatenate([pieces, np.full(size - len(pieces), pieces[-1])])
 
 
 def _is_right(layer: Layer, program: Node) -> bool:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilewright.base.errors import Invalid
-from tilewright.graph.classify import OTHER, facts
+from tilewright.graph.classify import facts
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import extent
-from tilewright.ir.node import Graph, Input, Node, input, node, topological
+from tilewright.ir.node import Graph, Node, input, node, topological
 from tilewright.ir.positions import static
 from tilewright.ir.types import TensorType
 from tilewright.ops.views import Pad, pad, slice
@@ -43,28 +43,6 @@ class Layer:
     @property
     def whole(self) -> Box:
         return tuple((0, n) for n in self.shape)
-
-    def smaller(self, most: int) -> Layer:
-        """The same with at most so many elements of axes that are only summed over, or that only
-        other operands than the first have: channels."""
-        f = facts(self.root)
-        first = {s for a in f.accesses if a.operand == 0 for i in a.index for s in D.symbols(i)}
-        alone = set(f.axes) - set(f.outputs[0].axes[:1])
-        for a in f.accesses:
-            mixed = (i for i, k in zip(a.index, a.axes, strict=True) if k == OTHER)
-            alone -= {s for i in mixed for s in D.symbols(i)}
-        alone -= {s for s in f.outputs[0].axes if s in first}
-        inputs, operands = [], []
-        for k, (x, n) in enumerate(zip(self.inputs, self.root.inputs, strict=True)):
-            shape = list(static(x.shape))
-            for a in (a for a in f.accesses if a.operand == k):
-                for j, i in enumerate(a.index):
-                    if not alone.isdisjoint(D.symbols(i)):
-                        shape[j] = min(shape[j], most)
-            assert isinstance(x.op, Input)
-            inputs.append(input(x.op.label, TensorType(x.dtype, tuple(shape)), x.op.role))
-            operands.append(inputs[-1] if n is x else node(n.op, inputs[-1]))
-        return Layer(node(self.root.op, *operands), tuple(inputs))
 
 
 def layer_of(n: Node, constant: set[Node]) -> tuple[Layer, tuple[Node, ...]] | None:
@@ -154,4 +132,3 @@ def fitted(x: Node, axis: int, start: int, stop: int) -> Node:
     before, after = max(-start, 0), max(stop - size, 0)
     lo, hi = ([n if k == axis else 0 for k in range(x.rank)] for n in (before, after))
     return pad(inside, lo, hi)
-

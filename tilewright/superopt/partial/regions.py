@@ -8,9 +8,9 @@ which. (Where steps differ, each position is a piece of its own.)
 
 At that position both polynomials are evaluated modulo a prime p on random remainders. Where they
 differ, the programs do. Polynomials of degree d that differ modulo p have equal values with a
-chance of at most d / p (Schwartz and Zippel), in all of t draws of at most (d / p)^t: a box is
-wrongly said to agree with that chance, and any of them with at most as many times that. Coefficients
-count how often a product occurs: far fewer times than p.
+chance of at most d / p (Schwartz and Zippel), in t draws of at most (d / p)^t: that is the chance
+that a box is wrongly said to agree, and times the number of boxes it bounds the chance for any of
+them. Coefficients count how often a product occurs, which is far less than p.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ class Region:
 def sampled(f: Node, g: Node, count: int = 16, seed: int = 0) -> float:
     """The part of so many random positions at which two programs agree."""
     rng = np.random.default_rng(seed)
-    memory, shape = drawn((f, g), rng), static(f.shape)
-    at = np.stack([rng.integers(0, n, count) for n in shape], 1)
-    a, b = (x.values(memory, at) for x in sums_of((f, g)))
+    both = sums_of((f, g))
+    memory = drawn((f, g), both, rng)
+    at = np.stack([rng.integers(0, n, count) for n in both[0].shape], 1)
+    a, b = (x.values(memory, at) for x in both)
     return float(np.mean(a == b))
 
 
@@ -85,8 +86,8 @@ def agreement(f: Node, g: Node, seed: int = 0, draws: int = DRAWS) -> Region:
     sum of products, or there are too many boxes."""
     if f.shape != g.shape:
         raise Invalid(f"{f!r} and {g!r} have different shapes: they cannot be compared")
-    if not f.shape or 0 in f.shape:
-        raise Unsupported(f"{f!r} has no axes, or no elements")
+    if not f.shape or not all(isinstance(d, int) and d > 0 for d in f.shape):
+        raise Unsupported(f"{f!r} has no axes, no elements, or sizes that are not known")
     both = sums_of((f, g))
     pieces = tuple(_pieces(both, axis) for axis in range(len(both[0].shape)))
     counts = tuple(int(p.max(initial=-1)) + 1 for p in pieces)
@@ -99,7 +100,7 @@ def agreement(f: Node, g: Node, seed: int = 0, draws: int = DRAWS) -> Region:
     agrees = np.ones(boxes, bool)
     rng = np.random.default_rng(seed)
     for _ in range(draws):
-        memory = drawn((f, g), rng)
+        memory = drawn((f, g), both, rng)
         a, b = (x.values(memory, corners[agrees]) for x in both)
         agrees[agrees] = a == b
     return Region(pieces, agrees.reshape(counts), boxes * (degree / PRIME) ** draws)

@@ -17,12 +17,24 @@ import numpy as np
 from tilewright.base.errors import Unsupported
 from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Value, extent, walk
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import (
+    Const,
+    Fn,
+    Index,
+    Load,
+    Reduce,
+    Value,
+    extent,
+    make_reduce,
+    rewrite,
+    walk,
+)
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.node import Input, Node, node, topological
 from tilewright.ir.node import input as input_node
 from tilewright.ir.positions import static
-from tilewright.ir.types import TensorType, TupleType, i64
+from tilewright.ir.types import TensorType, i64
 from tilewright.rewrites.proofs.element import Elements
 
 PRIME = (1 << 31) - 1  # products of two remainders fit 64 bits
@@ -62,6 +74,8 @@ class Sums:
             elif isinstance(v, Fn) and (v.name in _LINEAR or v.name == "mul"):
                 stack += v.args
             elif isinstance(v, Reduce) and v.combine == "add":
+                if not all(isinstance(extent(a), int) for a in v.axes):
+                    raise Unsupported("how long a sum is depends on where it is")
                 stack += v.args
             elif not isinstance(v, Const):
                 what = v.name if isinstance(v, Fn) else type(v).__name__.lower()
@@ -84,7 +98,9 @@ class Sums:
         for v in operands_first(self.value, lambda x: x.args, found):
             below = [found[x] for x in v.args]
             together = isinstance(v, Fn) and v.name == "mul"
-            found[v] = int(isinstance(v, Load)) + (sum(below) if together else max(below, default=0))
+            found[v] = int(isinstance(v, Load)) + (
+                sum(below) if together else max(below, default=0)
+            )
         return found[self.value]
 
     @cached_property
@@ -130,19 +146,103 @@ def sums_of(programs: Sequence[Node]) -> list[Sums]:
             raise Unsupported(f"{n.op.name} is a leaf, and not an input")
         else:
             whole[n] = node(n.op, *(whole[x] for x in n.inputs))
+        kinds = n.type, whole[n].type
+        if not all(isinstance(t, TensorType) for t in kinds):
+            raise Unsupported(f"{n.op.name} has several results")
+        if not n.dtype.is_float or whole[n].dtype is not i64:
+            raise Unsupported(f"{n.op.name} computes {n.dtype.name}: numbers are only floats here")
     elements = Elements()
     out = []
     for n in programs:
-        if isinstance(n.type, TupleType):
-            raise Unsupported("it has several results")
         shape = static(n.shape)
-        index = [D.var(f"@{k}", d) for k, d in enumerate(shape)]
-        # An axis of one element is no symbol: its index is 0.
-        out.append(Sums(tuple(f"@{k}" for k in range(len(shape))), shape, elements.at(whole[n], index)))
-    return out
+        names = tuple(f"@{k}" for k in range(len(shape)))
+        index = [D.var(name, d) for name, d in zip(names, shape, strict=True)]
+        out.append(Sums(names, shape, elements.at(whole[n], index)))
+    return _without_channels(out)
 
 
-def drawn(programs: Sequence[Node], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random remainders for all inputs of programs."""
-    inputs = [n for n in topological(programs) if isinstance(n.op, Input)]
-    return {n.op.label: rng.integers(0, PRIME, static(n.shape)) for n in inputs}
+def drawn(
+    programs: Sequence[Node], sums: Sequence[Sums], rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Random remainders for all inputs of programs, as far as they are read."""
+    read: dict[str, np.ndarray] = {}
+    for n in topological(programs):
+        if isinstance(n.op, Input):
+            read[n.op.label] = np.array(static(n.shape), int)
+    for name, shape in read.items():
+        of_it = [r.index for x in sums for r in x.reads if r.source == name]
+        for k in range(len(shape)):
+            if all(isinstance(i[k], int) and i[k] == 0 for i in of_it):
+                shape[k] = min(shape[k], 1)
+    return {name: rng.integers(0, PRIME, shape) for name, shape in read.items()}
+
+
+# ---- sums over channels
+
+
+Place = tuple[str, int]  # an axis of an input
+
+
+def _without_channels(sums: list[Sums]) -> list[Sums]:
+    """The same programs with one channel, where that says as much.
+
+    Let an axis of inputs be read in all programs by nothing but the index of a sum over all of it.
+    Then each program is a sum of one polynomial, moved along that axis. Of different channels no
+    product is the same, so programs agree where those polynomials do.
+    """
+    places: dict[Sym, set[Place]] = {}
+    at: dict[Place, set[Dim]] = {}
+    barred: set[Sym] = set()
+    axes = {a: r for x in sums for r in walk(x.value) if isinstance(r, Reduce) for a in r.axes}
+    for x in sums:
+        for c in x.conditions:
+            barred |= c.symbols()
+        for read in x.reads:
+            for k, i in enumerate(read.index):
+                place = str(read.source), k
+                at.setdefault(place, set()).add(i)
+                for s in D.symbols(i):
+                    places.setdefault(s, set()).add(place)
+                    if not D.is_sym(i):
+                        barred.add(s)
+    once: set[Sym] = set()
+    for s, mine in places.items():
+        indices = {i for p in mine for i in at[p]}
+        if s not in axes or not all(D.is_sym(i) for i in indices):
+            continue
+        like = {D.the_sym(i) for i in indices}
+        alike = all(places[t] == mine and extent(t) == extent(s) for t in like)
+        if alike and like <= axes.keys() and like.isdisjoint(barred):
+            inputs = {name for name, _ in mine}
+            if all(_reads_one(axes[t].body, inputs) for t in like):
+                once |= like
+    return [Sums(x.at, x.shape, _at_first(x.value, once)) for x in sums]
+
+
+def _reads_one(body: Value, inputs: set[str]) -> bool:
+    """Has each product of a sum an element of these inputs?"""
+    found: dict[Value, bool] = {}
+    for v in operands_first(body, lambda x: x.args, found):
+        if isinstance(v, Const):
+            found[v] = v.value == 0
+        elif isinstance(v, Load):
+            found[v] = v.source in inputs
+        elif isinstance(v, Fn) and v.name == "mul":
+            found[v] = any(found[x] for x in v.args)
+        else:
+            choice = isinstance(v, Fn) and v.name == "select"
+            found[v] = all(found[x] for x in (v.args[1:] if choice else v.args))
+    return found[body]
+
+
+def _at_first(v: Value, once: set[Sym]) -> Value:
+    """Without sums over some axes: at the first position of each."""
+
+    def one(r: Reduce) -> Value:
+        left = tuple(a for a in r.axes if a not in once)
+        if len(left) == len(r.axes):
+            return r
+        body = r.body.substitute(dict.fromkeys(once.intersection(r.axes), 0))
+        return make_reduce(r.combine, left, body) if left else body
+
+    return rewrite(v, on_reduce=one) if once else v
