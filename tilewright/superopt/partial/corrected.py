@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
 
@@ -48,8 +47,7 @@ class Candidate:
     boxes: int
 
 
-@lru_cache(maxsize=64)
-def candidates(layer: Layer, target: Target, most: int = 3) -> tuple[Candidate, ...]:
+def candidates(layer: Layer, target: Target, most: int = 4) -> tuple[Candidate, ...]:
     """Programs equal to a layer that may be faster, the cheapest by the estimate first."""
     cost = _Costs(layer, target)
     limit = WORTH * cost.whole(layer.root)

@@ -17,6 +17,7 @@ from math import prod
 from tilewright.base.errors import Invalid
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.positions import static
+from tilewright.ir.text import attributes
 from tilewright.ops.views import permute, reshape
 from tilewright.superopt.partial.layers import Box, Layer, fitted, narrowed
 
@@ -135,7 +136,12 @@ def _moves(shape: tuple[int, ...], ops: Sequence[Op]) -> Iterator[tuple[Move, ..
 def _made(layer: Layer, x: Node, rest: list[Node], moves: tuple[Move, ...]) -> Iterator[Mutant]:
     for m in moves:
         x = m.there(x)
-    for ops in product(*(_smaller(n, moves) for n in rest)):
+    choices = [[n.op] for n in rest]
+    if moves[0].inner:
+        # Windows find their neighbours in one part only by smaller numbers; padding may follow.
+        choices = [list(dict.fromkeys((n.op, _smaller(n, moves)))) for n in rest]
+        choices[-1] = [op for op in choices[-1] if op != rest[-1].op]
+    for ops in product(*choices):
         y = x
         try:
             for op, n in zip(ops, rest, strict=True):
@@ -153,20 +159,17 @@ def _made(layer: Layer, x: Node, rest: list[Node], moves: tuple[Move, ...]) -> I
 
 def _tuples(op: Op) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Attributes that have a whole number for each of the last axes."""
-    for name in op.__dataclass_fields__:
-        v = getattr(op, name)
+    for name, v in attributes(op):
         if isinstance(v, tuple) and v and all(type(x) is int for x in v):
             yield name, v
 
 
-def _smaller(n: Node, moves: tuple[Move, ...]) -> Iterator[Op]:
-    """The operator, and the same with numbers of axes that were taken apart divided by as many."""
+def _smaller(n: Node, moves: tuple[Move, ...]) -> Op:
+    """The operator with the numbers of axes that were taken apart divided by as many."""
     divided: dict[str, tuple[int, ...]] = {}
     for name, v in _tuples(n.op):
         of_axis = {m.source - (n.rank - len(v)): m.parts for m in moves}
-        made = tuple(x // p if not x % (p := of_axis.get(k, 1)) else x for k, x in enumerate(v))
-        if made != v:
-            divided[name] = made
-    for chosen in product((False, True), repeat=len(divided)):
-        new = {k: v for (k, v), yes in zip(divided.items(), chosen, strict=True) if yes}
-        yield replace(n.op, **new) if new else n.op
+        divided[name] = tuple(
+            x // p if not x % (p := of_axis.get(k, 1)) else x for k, x in enumerate(v)
+        )
+    return replace(n.op, **divided) if divided else n.op

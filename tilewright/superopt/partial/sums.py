@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -138,27 +138,27 @@ class _Remainders(Evaluator):
 
 def sums_of(programs: Sequence[Node]) -> list[Sums]:
     """Programs over the same inputs; Unsupported where one is no sum of products."""
+    return _without_channels([_element(n) for n in programs])
+
+
+@lru_cache(maxsize=16)
+def _element(program: Node) -> Sums:
     whole: dict[Node, Node] = {}
-    for n in topological(programs):
+    for n in topological((program,)):
         if isinstance(n.op, Input):
             whole[n] = input_node(n.op.label, TensorType(i64, static(n.shape)))
         elif not n.inputs:
             raise Unsupported(f"{n.op.name} is a leaf, and not an input")
         else:
             whole[n] = node(n.op, *(whole[x] for x in n.inputs))
-        kinds = n.type, whole[n].type
-        if not all(isinstance(t, TensorType) for t in kinds):
+        if not isinstance(n.type, TensorType):
             raise Unsupported(f"{n.op.name} has several results")
         if not n.dtype.is_float or whole[n].dtype is not i64:
             raise Unsupported(f"{n.op.name} computes {n.dtype.name}: numbers are only floats here")
-    elements = Elements()
-    out = []
-    for n in programs:
-        shape = static(n.shape)
-        names = tuple(f"@{k}" for k in range(len(shape)))
-        index = [D.var(name, d) for name, d in zip(names, shape, strict=True)]
-        out.append(Sums(names, shape, elements.at(whole[n], index)))
-    return _without_channels(out)
+    shape = static(program.shape)
+    names = tuple(f"@{k}" for k in range(len(shape)))
+    index = [D.var(name, d) for name, d in zip(names, shape, strict=True)]
+    return Sums(names, shape, Elements().at(whole[program], index))
 
 
 def drawn(
