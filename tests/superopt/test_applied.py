@@ -107,6 +107,7 @@ def test_any_number_of_products_becomes_one() -> None:
     odd = input("odd", TensorType(f32, (1, 16, 5)), "weight")
     products = [make("matmul", x, w) for w in (wide[0], odd, *wide[1:])]
     classes = Classes(products)
-    found = list(merged(classes, merges([parse_equality(BESIDE)]), constant_classes(classes)))
-    assert {n for n, _ in found} == {p for p in products if p.inputs[1] is not odd}
-    assert all(n.type == made.type for n, made in found)
+    rules = merges({"beside": parse_equality(BESIDE)})
+    found = list(merged(classes, rules, constant_classes(classes)))
+    assert {n for n, _, _ in found} == {p for p in products if p.inputs[1] is not odd}
+    assert all(n.type == made.type for n, made, _ in found)

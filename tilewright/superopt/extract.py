@@ -6,7 +6,7 @@ HiGHS. Members are chosen so that every class that is used has one, and operands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,13 @@ Cost = Callable[[Node], float]
 
 @dataclass(frozen=True)
 class Choice:
-    """Roots rebuilt from the members chosen, what they cost together, and whether less is known to
-    be impossible."""
+    """Roots rebuilt from the members chosen, what they cost together, whether less is known to be
+    impossible, and the members by the leaders of their classes."""
 
     roots: tuple[Node, ...]
     cost: float
     best: bool
+    members: Mapping[Node, Node]
 
 
 def cheapest(
@@ -43,9 +44,11 @@ def cheapest(
     shared = sum(costs[by_tree[n]] for n in start.chosen)
     found = _Program(classes, leaders, costs, start.chosen, by_tree).solved(seconds, gap)
     if found is None or found[1] >= shared:
-        return Choice(start.roots, shared, found is not None and found[2])
+        used = {n: by_tree[n] for n in start.chosen}
+        return Choice(start.roots, shared, found is not None and found[2], used)
     members, total, best = found
-    return Choice(_rebuilt(leaders, members).roots, total, best)
+    made = _rebuilt(leaders, members)
+    return Choice(made.roots, total, best, {n: members[n] for n in made.chosen})
 
 
 def _reachable(classes: Classes, leaders: Iterable[Node], cost: Cost) -> dict[Node, float]:

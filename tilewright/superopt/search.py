@@ -13,7 +13,7 @@ from tilewright.ir.node import Graph, topological
 from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
 from tilewright.superopt.applied import rules_of
-from tilewright.superopt.classes import Classes
+from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
 from tilewright.superopt.merge import Merge, merged, merges
 from tilewright.superopt.records import FOLDER, read
@@ -39,12 +39,13 @@ def searched_rules() -> tuple[Rule, ...]:
 
 @cache
 def searched_merges() -> tuple[Merge, ...]:
-    return tuple(merges(mined_rules().values()))
+    return tuple(merges(mined_rules()))
 
 
 @dataclass(frozen=True)
 class Found:
-    """The graph that was chosen, what both cost by the estimate, and how the search went."""
+    """The graph that was chosen, what both cost by the estimate, how the search went, and the
+    applications of rules that prove both graphs equal, each after those that it needs."""
 
     graph: Graph
     before: float
@@ -53,6 +54,7 @@ class Found:
     ended: str
     members: int
     applied: Counter[str]
+    proof: tuple[Proved, ...] = ()
 
 
 def search(
@@ -62,8 +64,9 @@ def search(
     until = time.monotonic() + budget.seconds
     classes = Classes(graph.outputs)
     found = saturate(classes, searched_rules() if rules is None else rules, budget)
-    for n, other in list(merged(classes, searched_merges(), constant_classes(classes))):
-        classes.join(classes.add(other), n)
+    for n, other, why in list(merged(classes, searched_merges(), constant_classes(classes))):
+        classes.add(other)
+        found.applied[why.rule] += classes.join(n, other, why)
     classes.settle()
     cost = Seconds(target, constant_classes(classes))
     left = max(until - time.monotonic(), budget.seconds / 4)
@@ -72,9 +75,15 @@ def search(
     places = {n: p for n, p in graph.places.items() if n in live}
     made = replace(graph, outputs=chosen.roots, places=places)
     before, after = estimated(graph, target), estimated(made, target)
+    proof: Sequence[Proved] = ()
     if after >= before:
         made, after = graph, before
-    return Found(made, before, after, chosen.best, found.ended, len(classes), found.applied)
+    else:
+        own = ((n, classes.leader(n)) for n in graph.outputs)
+        proof = classes.why([*own, *chosen.members.items()])
+    return Found(
+        made, before, after, chosen.best, found.ended, len(classes), found.applied, tuple(proof)
+    )
 
 
 def estimated(graph: Graph, target: Target) -> float:

@@ -32,5 +32,7 @@ class Search(Pass, needs=("Decompose",), after=("FoldConstants",), rounds=True):
             f"{program.name}: {found.before * 1e6:.1f} us by the estimate, then"
             f" {found.after * 1e6:.1f}; {found.members} operators in classes, {found.ended}",
             detail=True,
+            before=program,
+            found=found,
         )
         return found.graph
