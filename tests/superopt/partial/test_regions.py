@@ -85,6 +85,13 @@ def counted() -> Pair:
     return ops.sum(ops.expand(b, (3, 5)), (1,), True), b
 
 
+def beyond_the_edges() -> Pair:
+    """All that one reads is padding, however many channels there are."""
+    x, w = tensor("x", 1, 9, 4), tensor("w", 2, 9, 1)
+    nothing = ops.slice(ops.pad(x, (0, 0, 9), (0, 0, 0)), 2, 0, 4)
+    return ops.conv(x, w), ops.conv(nothing, w)
+
+
 def cubes() -> Pair:
     x = tensor("x", 6)
     square = ops.mul(x, x)
@@ -103,6 +110,7 @@ PAIRS: dict[Callable[[], Pair], float | None] = {
     reversed_channels: 1.0,
     one_reversed: 0.0,
     counted: 0.0,
+    beyond_the_edges: 0.0,
     cubes: 0.0,
 }
 
@@ -168,6 +176,9 @@ def test_what_is_refused() -> None:
     x = tensor("x", 4, 4)
     with pytest.raises(Unsupported, match="is no sum of products"):
         agreement(x, ops.relu(x))
+    with pytest.raises(Unsupported, match="exp is no sum"):
+        zeros = ops.slice(ops.pad(x, (4, 0), (0, 0)), 0, 0, 4)
+        agreement(x, ops.matmul(ops.exp(zeros), x))
     with pytest.raises(Invalid, match="different shapes"):
         agreement(x, ops.slice(x, 0, 0, 3))
     with pytest.raises(Unsupported, match="leaf"):

@@ -64,11 +64,12 @@ def candidates(layer: Layer, target: Target, most: int = 4) -> tuple[Candidate, 
         for main in (None, *wide)
     )
     made = sorted((c for c in covers if c and c.seconds < limit), key=lambda c: c.seconds)
-    chosen: dict[int, Candidate] = {}  # by their boxes: of one kind of program, the cheapest
-    for c in made:
-        if len(chosen) < most and c.boxes not in chosen and _is_right(layer, c.program):
-            chosen[c.boxes] = c
-    return tuple(chosen.values())
+    # The cheapest of each number of boxes, that of a single one in any case: what it costs to put
+    # boxes together is only estimated.
+    distinct = {c.boxes: c for c in reversed(made)}.values()
+    chosen = sorted(distinct, key=lambda c: (c.boxes > 1, c.seconds))[:most]
+    right = (c for c in chosen if _is_right(layer, c.program))
+    return tuple(sorted(right, key=lambda c: c.seconds))
 
 
 def _located(layer: Layer, found: list[Mutant], least: float) -> list[tuple[Mutant, Region]]:

@@ -25,6 +25,7 @@ from tilewright.ir.expr import (
     Load,
     Reduce,
     Value,
+    const,
     extent,
     make_reduce,
     rewrite,
@@ -158,7 +159,23 @@ def _element(program: Node) -> Sums:
     shape = static(program.shape)
     names = tuple(f"@{k}" for k in range(len(shape)))
     index = [D.var(name, d) for name, d in zip(names, shape, strict=True)]
-    return Sums(names, shape, Elements().at(whole[program], index))
+    value = Elements().at(whole[program], index)
+    return Sums(names, shape, rewrite(value, on_reduce=_if_any))
+
+
+def _if_any(r: Reduce) -> Value:
+    """0, where all products of a sum have a factor 0, such as what is read beyond all edges."""
+    nothing: dict[Value, bool] = {}
+    for v in operands_first(r.body, lambda x: x.args, nothing):
+        if isinstance(v, Fn) and v.name == "mul":
+            nothing[v] = any(nothing[x] for x in v.args)
+        elif isinstance(v, Fn) and v.name == "select":
+            nothing[v] = all(nothing[x] for x in v.args[1:])
+        elif isinstance(v, Fn) and v.name in _LINEAR:
+            nothing[v] = all(nothing[x] for x in v.args)
+        else:
+            nothing[v] = isinstance(v, Const) and v.value == 0
+    return const(0, r.dtype) if nothing[r.body] else r
 
 
 def drawn(
