@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.errors import Unsupported
+from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
@@ -151,7 +151,10 @@ def _element(program: Node) -> Sums:
         elif not n.inputs:
             raise Unsupported(f"{n.op.name} is a leaf, and not an input")
         else:
-            whole[n] = node(n.op, *(whole[x] for x in n.inputs))
+            try:
+                whole[n] = node(n.op, *(whole[x] for x in n.inputs))
+            except Invalid:  # it is not defined on whole numbers
+                raise Unsupported(f"{n.op.name} is no sum of products") from None
         if not isinstance(n.type, TensorType):
             raise Unsupported(f"{n.op.name} has several results")
         if not n.dtype.is_float or whole[n].dtype is not i64:
