@@ -191,7 +191,8 @@ def test_random_joins(seed: int) -> None:
     rng = random.Random(seed)
     classes = Classes((drawn(rng, 8), drawn(rng, 8)))
     for _ in range(6):
-        classes.join(*rng.sample(list(classes), 2), SAID)
+        one, other = rng.sample(list(classes), 2)
+        classes.join(one, other, SAID)
         classes.settle()
         places: dict[Node, Node] = {}
         for leader in classes:

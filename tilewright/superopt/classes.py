@@ -3,8 +3,8 @@
 Members of a class have leaders of classes as operands. Nodes are interned, so two members that
 became alike are one node, and classes that share a member are one class.
 
-Why two nodes are equal is kept: every class is a tree of nodes whose edges are applications of rules
-or say that operands are equal. The way between two nodes in the tree is a proof that they are equal.
+Why two nodes are equal is kept: every class is a tree of nodes whose edges are applications of
+rules or say that operands are equal. The way between two nodes is a proof that they are equal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from tilewright.base.errors import Invalid
 from tilewright.base.traverse import operands_first
 from tilewright.ir.node import Node, node, topological
-
 
 Pair = tuple[Node, Node]
 
@@ -88,7 +87,7 @@ class Classes:
     def add(self, n: Node) -> Node:
         """The leader of a node's class, which may be new, as those of its operands."""
         for x in operands_first(n, lambda x: x.inputs, self._up):
-            member = self._over_leaders(x)
+            member = self.over_leaders(x)
             if member not in self._up:
                 self._up[member] = member
                 self._order[member] = len(self._order)
@@ -128,7 +127,7 @@ class Classes:
             home = self.leader(old)
             if old not in self._members[home]:
                 continue  # was replaced before
-            new = self._over_leaders(old)
+            new = self.over_leaders(old)
             if new is old:
                 continue
             del self._members[home][old]
@@ -163,7 +162,7 @@ class Classes:
         it needs."""
         out: dict[Proved, None] = {}
         done: set[Pair] = set()
-        work: list[Pair | Proved] = list(pairs)[::-1]
+        work: list[Pair | Proved] = [*reversed([*pairs])]
         while work:
             task = work.pop()
             if isinstance(task, Proved):
@@ -200,7 +199,8 @@ class Classes:
             n = edge.to
         return rising[: up[n]] + falling[::-1]
 
-    def _over_leaders(self, n: Node) -> Node:
+    def over_leaders(self, n: Node) -> Node:
+        """The member that a node is: its operator on the leaders of its operands."""
         leaders = tuple(map(self.leader, n.inputs))
         return n if leaders == n.inputs else node(n.op, *leaders)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node, node
 from tilewright.ops.views import Concat, Slice
-from tilewright.superopt.applied import fits, ranked, sizes_of
+from tilewright.superopt.applied import fits, fitted
 from tilewright.superopt.classes import Because, Classes
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree
 from tilewright.superopt.vocabulary import Instance
@@ -61,10 +61,10 @@ class Merge:
         hold of their ranks."""
         first, parts = members[0], [m.inputs[1 - self.at] for m in members]
         bound = {self.shared: first.inputs[self.at], self.first: parts[0], self.second: parts[1]}
-        e = ranked(self.equality, tuple(bound[x].rank - len(x.kind) for x in self.equality.leaves))
-        sizes = sizes_of(e, {x.name: n for x, n in bound.items()}) if e is not None else None
-        if e is None or sizes is None:
+        found = fitted(self.equality, {x.name: n for x, n in bound.items()})
+        if found is None:
             return []
+        e, sizes = found
         beside, whole = e.left, e.right
         assert isinstance(beside, Term) and isinstance(whole, Term)
         if not fits(beside.operands[0], iter((first,)), sizes):
@@ -94,8 +94,8 @@ def merges(found: Mapping[str, Equality]) -> list[Merge]:
 def merged(
     classes: Classes, rules: Iterable[Merge], constant: set[Node]
 ) -> Iterator[tuple[Node, Node, Because]]:
-    """Operators, the slices that they equal, and why, of all families whose other operands are known
-    before the program runs: those are put together once."""
+    """Operators, the slices that they equal, and why, of all families whose other operands are
+    known before the program runs: those are put together once."""
     by_name: dict[str, list[Merge]] = {}
     for r in rules:
         by_name.setdefault(r.operator, []).append(r)
