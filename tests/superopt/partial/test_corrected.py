@@ -8,10 +8,13 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.seeds import drawn
 from tests.superopt.partial.samples import agree, convolution, product_of_matrices, tensor
 from tilewright import ops, targets
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
+from tilewright.driver.program.arrays import random_inputs, run_arrays
+from tilewright.driver.program.programs import compile_graph
 from tilewright.graph.classify import facts, flops
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node, topological
@@ -180,3 +183,30 @@ def test_layers_stand_for_nodes() -> None:
     (layer,) = layers_of(graph, X86)
     conv = graph.outputs[0].inputs[0]
     assert on_nodes(layer.root, layer.inputs, graph.inputs) is conv
+
+
+NATIVE: dict[str, Callable[[], Layer]] = {
+    "1x3": lambda: convolution((2, 16, 4, 6), (16, 16, 1, 3), (0, 1)),
+    "rows": lambda: convolution((3, 16, 13), (16, 16, 3), (3,), dilation=3),
+    "dilated": lambda: spread(9, 2, 16),
+    "far apart": lambda: spread(9, 6, 16),
+    "several images": lambda: convolution((4, 16, 5, 5), (16, 16, 3, 3), (1, 1)),
+    "depthwise": lambda: convolution((1, 16, 7, 7), (16, 1, 3, 3), (4, 4), dilation=4, groups=16),
+}
+
+
+@pytest.mark.parametrize("name", drawn(list(NATIVE), 2))
+def test_native_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that are no gain too: what reads a layer joins its boxes."""
+    monkeypatch.setattr("tilewright.superopt.partial.corrected.WORTH", 100.0)
+    monkeypatch.setattr("tilewright.superopt.partial.corrected.LOOKED_AT", 6)
+    layer = NATIVE[name]()
+    arrays = random_inputs(layer.graph)
+    (want,) = evaluate(layer.graph, [a.astype(np.float64) for a in arrays])
+    found = candidates(layer, X86, 3)
+    assert found
+    for c in found:
+        graph = Graph("boxes", layer.inputs, (ops.relu(c.program),))
+        (got,) = run_arrays(compile_graph(graph), arrays)
+        error = np.abs(got - np.maximum(want, 0)).max()
+        assert error <= 1e-5 * np.abs(want).max(), c.how
