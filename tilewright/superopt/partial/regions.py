@@ -49,7 +49,7 @@ class Region:
     @cached_property
     def mask(self) -> np.ndarray:
         """For every position of the result."""
-        return self.agrees[np.ix_(*self.pieces)] if self.pieces else self.agrees
+        return self.agrees[np.ix_(*self.pieces)]
 
     @property
     def part(self) -> float:
@@ -63,7 +63,7 @@ class Region:
     def everywhere(self, box: Sequence[tuple[int, int]]) -> bool:
         """Do the programs agree at all positions of a box, of a start and a stop per axis?"""
         within = (np.unique(p[a:b]) for p, (a, b) in zip(self.pieces, box, strict=True))
-        return bool(self.agrees[np.ix_(*within)].all()) if box else bool(self.agrees)
+        return bool(self.agrees[np.ix_(*within)].all())
 
     def cuts(self, axis: int) -> list[int]:
         """Positions along an axis before which the region changes."""
@@ -90,7 +90,7 @@ def agreement(f: Node, g: Node, seed: int = 0, draws: int = DRAWS) -> Region:
         raise Unsupported(f"{f!r} has no axes, no elements, or sizes that are not known")
     both = sums_of((f, g))
     pieces = tuple(_pieces(both, axis) for axis in range(len(both[0].shape)))
-    counts = tuple(int(p.max(initial=-1)) + 1 for p in pieces)
+    counts = tuple(int(p.max()) + 1 for p in pieces)
     boxes = prod(counts)
     if boxes > BOXES:
         raise Unsupported(f"{boxes} boxes are too many to look at")
