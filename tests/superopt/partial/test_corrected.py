@@ -210,3 +210,18 @@ def test_native_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (got,) = run_arrays(compile_graph(graph), arrays)
         error = np.abs(got - np.maximum(want, 0)).max()
         assert error <= 1e-5 * np.abs(want).max(), c.how
+
+
+def test_what_reads_a_layer_joins_its_boxes() -> None:
+    """An activation and a sum behind a layer in boxes are no kernel more than the boxes alone."""
+    layer = convolution((1, 16, 6, 6), (16, 16, 3, 3), (1, 1))
+    windows = tuple((0, n) for n in layer.windows)
+    boxes = ((*layer.whole[:2], rows, layer.whole[3]) for rows in ((0, 2), (2, 6)))
+    made = [narrowed(layer.root, box, windows) for box in boxes]
+    joined = ops.concat([x for x in made if x is not None], 2)
+    behind = ops.relu(ops.add(joined, joined))
+    counts = [
+        sum(k.calls for k in compile_graph(Graph("boxes", layer.inputs, (n,))).kernels)
+        for n in (joined, behind)
+    ]
+    assert counts[0] == counts[1]
