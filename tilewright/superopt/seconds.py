@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilewright.graph.classify import facts, flops, guess, nbytes
+from tilewright.graph.winograd import Winograd, sizes_before_layout
 from tilewright.ir.node import Constant, Input, Item, Node, topological
 from tilewright.ir.operator import composition, is_composed
 from tilewright.ir.target import Target
@@ -62,7 +63,7 @@ class Seconds:
             return EACH
         if is_composed(n.op):
             inner = topological(composition(n), stop=n.inputs)
-            known = set()
+            known = set(known)
             return EACH + sum(self._of(x, known) for x in inner)
         kind = facts(n).kind
         if kind == "view":
@@ -72,12 +73,22 @@ class Seconds:
         memory = moved / t.memory_bandwidth
         arithmetic = flops(n) / t.flops_per_cycle
         if kind == "contract":
+            arithmetic *= self._by_tiles(n)
             cycles = t.region + max(arithmetic, memory) / t.cores
         elif kind == "map" and n.op.name != "concat":
             cycles = (arithmetic + FUSED * self._written(n) / t.memory_bandwidth) / t.cores
         else:
             cycles = t.region + (arithmetic + memory) / t.cores
         return EACH + cycles / (t.mhz * 1e6)
+
+    def _by_tiles(self, n: Node) -> float:
+        """What is left of the arithmetic of a convolution where a later pass computes it by
+        tiles."""
+        sizes = sizes_before_layout(n) if self.target.grid is None else None
+        if sizes is None or n.inputs[1] not in self.constant:
+            return 1.0
+        cycles = Winograd.of(self.target).cycles(*sizes)
+        return min(cycles.values()) / cycles[None]
 
     def _written(self, n: Node) -> int:
         return guess(nbytes(n.type)) if isinstance(n.type, TensorType) else 0
