@@ -151,7 +151,7 @@ if {tensors}:
                 if _tw_code:
                     _tw_kernel.launchable.launcher.failed(_tw_code, _tw_sizes)
                 return _tw_kernel"""
-# What a descriptor says besides the address; the word ends the numbers, however many axes there are.
+# What a descriptor says besides the address: numbers, as many as it has axes, then a word.
 _LAYOUT = "*{n}.shape, *{n}.strides, *{n}.block_shape, {n}.padding"
 MOST_AGAIN = 256  # launches of a kernel that are remembered
 # A tensor of torch itself and a usual integer are bound in place: key and value without a call.
