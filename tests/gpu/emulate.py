@@ -62,6 +62,23 @@ _RELEASE = re.compile(
     r"\(ptr addrspace\(1\) %([\w.]+), i32 (%[\w.]+)\)"
 )
 
+# Additions to neighbours, at an address that is a multiple of all of them.
+_ADDITIONS = re.compile(
+    r'( *)call void asm sideeffect "red\.relaxed\.gpu\.global\.add\.v(\d)\.f32 [^"]*", "[^"]*"'
+    r"\(ptr (%[\w.]+), ([^)]*)\)"
+)
+
+
+def _added(m: re.Match[str]) -> str:
+    indent, count, place, values = m.groups()
+    size = 4 * int(count)
+    lines = [f"{indent}call void @tw_touched(ptr {place}, i64 {size}, i64 {size}, i1 false)"]
+    for k, x in enumerate(values.split(", ")):
+        at = f"{place}.{k}"
+        lines.append(f"{indent}{at} = getelementptr float, ptr {place}, i64 {k}")
+        lines.append(f"{indent}{at}.old = atomicrmw fadd ptr {at}, {x} monotonic")
+    return "\n".join(lines)
+
 
 def _updated(m: re.Match[str]) -> str:
     made, kind, order, name, sign, place, value = m.groups()
@@ -96,6 +113,7 @@ def for_processor(text: str) -> str:
     text = re.sub(r"\brange\(i32 [^)]*\) ", "", text)
     text = text.replace('syncscope("device") ', "")
     text = _UPDATE.sub(_updated, text)
+    text = _ADDITIONS.sub(_added, text)
     text = re.sub(r"@llvm\.nvvm\.([\w.]+)", lambda m: "@nvvm_" + m[1].replace(".", "_"), text)
     return with_bounds(with_structures(text) + (_TO_BF16 if "fptrunc" in text else ""))
 

@@ -99,26 +99,50 @@ class Across:
         """The loops of threads, and of the launches before and after."""
         chain, s = self.chain, self.chain.s
         (_, first), (_, update) = chain._stores(self.stage)
-        self._launch(self.stage, first)
-        self._launch(self.out, chain._stores(self.out)[0][1])
+        self._lay_out()
+        self._zeros(first)
+        self._launch(self.out, [x.name for x in chain._stores(self.out)[0][1]], VECTOR)
         i, c = (x.name for x in update[-2:])
         s.do(Reorder((c, i)))
         turn, (z, y) = chain._row(c)
-        blocks, x, lanes = chain._column(i)
-        chain._bind((blocks, turn), (z, y, x), lanes)
-        s.do(Unroll(lanes))
+        blocks, x, pair = chain._column(i)
+        s.do(Reorder((blocks, z, y, x, turn, pair)))
+        s.do(Fuse(turn, pair, f"{self.stage}.l"))
+        chain._bind((blocks,), (z, y, x), f"{self.stage}.l")
+        s.do(Vectorize(f"{self.stage}.l"))
 
-    def _launch(self, stage: str, loops: list[Loop]) -> None:
-        """A map in a launch of its own, by vectors."""
+    def _lay_out(self) -> None:
+        """Sums in memory as a warp has them in registers: four of a thread one after the other,
+        next to those of the next thread."""
+        *batch, q, c = (f"n{k}" for k in range(len(self.chain.s.nest.buffer(self.stage).shape)))
+        digits = f"{q}//{WIDE}, {c}//16, {q}//8%{WIDE // 8}, {c}%8, {q}//2%4, {c}//8%2, {q}%2"
+        places = ", ".join([*batch, digits])
+        self.chain.s.do(Relayout(self.stage, f"{', '.join([*batch, q, c])} -> {places}"))
+
+    def _zeros(self, loops: list[Loop]) -> None:
+        """In the order of memory."""
         s = self.chain.s
-        *others, last = (x.name for x in loops)
-        s.do(Split(last, VECTOR))
-        whole = f"{last}.0"
+        *batch, q, c = (x.name for x in loops)
+        turn, (z, y) = self.chain._row(c)
+        s.do(Split(q, WIDE))
+        blocks, x, pair = self.chain._column(f"{q}.1")
+        s.do(Reorder((*batch, f"{q}.0", z, blocks, y, x, turn, pair)))
+        s.do(Fuse(turn, pair, f"{self.stage}.f"))
+        self._launch(self.stage, [*batch, f"{q}.0", z, blocks, y, x, f"{self.stage}.f"])
+
+    def _launch(self, stage: str, loops: list[str], vector: int = 0) -> None:
+        """A map in a launch of its own; the last loop, or so much of it, is a vector."""
+        s = self.chain.s
+        *others, last = loops
+        if vector:
+            s.do(Split(last, vector))
+            others, last = [*others, f"{last}.0"], f"{last}.1"
+        whole = others.pop()
         for k, outer in enumerate(reversed(others)):
             s.do(Fuse(outer, whole, f"{stage}.w{k}"))
             whole = f"{stage}.w{k}"
         flat(s, whole, THREADS)
-        s.do(Vectorize(f"{last}.1"))
+        s.do(Vectorize(last))
 
     def multiply(self, kind: DType) -> None:
         chain, s = self.chain, self.chain.s
