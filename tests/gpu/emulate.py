@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.gpu.emulate_additions import Additions
 from tests.gpu.emulate_bounds import BESIDE, Arenas, with_bounds
 from tests.gpu.emulate_warps import (
     NUMBERS,
@@ -317,6 +318,12 @@ class Threads:
             to_all = lambda *x: self.arrivals.copy_to_all(self.mine.rank, *x)  # noqa: E731
             name = f"nvvm_bulk_tensor_{axes}d_to_all"
             give(name, None, (*kinds, ctypes.c_int16), to_all)
+        single4 = (address, *[single] * 4)
+        give("nvvm_staged", None, single4, lambda *x: self.additions().store(*x))
+        give("nvvm_bulk_add", None, (address, address, number), lambda *x: self.additions().add(*x))
+        give("nvvm_bulk_commit", None, (), lambda: self.additions().commit())
+        give("nvvm_bulk_wait", None, (number,), lambda k: self.additions().wait(k))
+        give("nvvm_bulk_fence", None, (), lambda: self.additions().fence())
         give("nvvm_cp_async_commit_group", None, (), lambda: self.copies().commit())
         give("nvvm_cp_async_wait_group", None, (number,), lambda k: self.copies().wait(k))
         return self.functions
@@ -324,6 +331,9 @@ class Threads:
     def copies(self) -> Copies:
         """Those of the running thread."""
         return self.mine.copies
+
+    def additions(self) -> Additions:
+        return self.mine.additions
 
     def _together(
         self, f: Callable[[list[int]], list[bytes]], given: int, into: int, team: int = WARP
@@ -415,9 +425,11 @@ class Threads:
             self.mine.block = blocks[rank]
             self.mine.thread = (k % x, k // x % y, k // (x * y))
             self.mine.copies, self.mine.lock = Copies(), threading.Lock()
+            self.mine.additions = Additions(self.arenas.look)
             self.mine.lock.acquire()
             try:
                 functions[rank](*args)
+                self.mine.additions.end()
                 with self.lock:
                     running[rank] -= 1
                 if not running[rank]:

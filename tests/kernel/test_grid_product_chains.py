@@ -29,6 +29,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, f32, from_memory, to_memory
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
+from tilewright.kernel.defaults import grid_across
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
@@ -219,11 +220,15 @@ ONE = nvptx.with_numbers(GPU, multiprocessors=1)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", [True, False], ids=["engine", "threads"])
 @pytest.mark.parametrize(
     "a", [Heads(128, 256, 128, causal=True), Heads(64, 128, 128, heads=2, causal=True)], ids=str
 )
-def test_all_gradients_by_one_kernel(a: Heads) -> None:
+def test_all_gradients_by_one_kernel(
+    monkeypatch: pytest.MonkeyPatch, a: Heads, engine: bool
+) -> None:
     """Those of queries are added up by atomics: right, and nothing of it can be left out."""
+    monkeypatch.setattr(grid_across, "BY_ENGINE", engine)
     (c,) = chains(a.backward(), ONE, True)
     judged(c, True)
     for left_out in (Wait(0, products=True), Wait(0), Barrier()):
@@ -243,17 +248,22 @@ def test_plain_additions_of_several_tiles_are_a_race() -> None:
         simt.run(replace(c.nest, body=transform(c.nest.body, one)), c.numbers())
 
 
-def test_the_code_of_all_gradients() -> None:
+@pytest.mark.parametrize("engine", [True, False], ids=["engine", "threads"])
+def test_the_code_of_all_gradients(monkeypatch: pytest.MonkeyPatch, engine: bool) -> None:
     """Five products, of which two or more go on at a time; zeros, the kernel, and rounding."""
+    monkeypatch.setattr(grid_across, "BY_ENGINE", engine)
     (c,) = chains(Heads(4096, 4096, 128, 4, 16, 16, True).backward(), GPU, True)
     verify(c.nest)
     assert parse_nest(nest_text(c.nest)) == c.nest
     made = emit_kernels(legalise(c.nest, GPU), GPU)
     assert [x.threads for x in made.launches] == [(256, 1, 1), (4, 8, 8), (256, 1, 1)]
     ptx = assembly(made.text, GPU)
-    assert ptx.count("global.add.v4.f32 ") == 8 and ptx.count("wgmma.mma_async") == 32
-    # One before the loop, one where what is multiplied is stored.
-    assert ptx.count("fence.proxy.async") == 2
+    # 32 numbers of a thread: 4 at a time, or 4096 bytes of a warp.
+    assert ptx.count("global.add.v4.f32 ") == 8 * (not engine)
+    assert ptx.count("cp.reduce.async.bulk.") == engine
+    assert ptx.count("wgmma.mma_async") == 32
+    # One before the loop, one where what is multiplied is stored, one before an addition.
+    assert ptx.count("fence.proxy.async") == 2 + engine
     assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
 
 

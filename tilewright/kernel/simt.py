@@ -290,7 +290,7 @@ class _Block:
         if not fits or absent.size or len(who) % threads:
             raise RunError(f"{s.instruction} is for whole warps, which do not come to {s.name}")
         store = chain[-1].body[0]
-        assert isinstance(store, Store) and not store.atomic
+        assert isinstance(store, Store)
         self.goes_on = found.intrinsic.asynchronous
         if self.goes_on:
             self.products.begin(who)
@@ -303,7 +303,10 @@ class _Block:
             self._rows_given(store.stage, x, start, len(warps))
         self.counted = False
         self._writable(store)
-        self._write(store, *ev.written(store, once=store.buffer in self.private))
+        if store.atomic:
+            self.store(store, *ev.points(store))
+        else:
+            self._write(store, *ev.written(store, once=store.buffer in self.private))
         self.counted, self.goes_on = True, False
 
     def _elected(self, s: Loop, env: Env, who: np.ndarray) -> None:

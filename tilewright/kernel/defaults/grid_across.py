@@ -23,6 +23,7 @@ from tilewright.kernel.group import Stage
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Loop
 from tilewright.kernel.steps.add_atomically import AddAtomically
+from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.defer import Defer
@@ -37,6 +38,9 @@ from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.kernel.steps.wait_once import WaitOnce
+
+ADDITION = "nvptx.add.f32"  # of a warp's registers to memory, by the copy engine
+BY_ENGINE: bool = True  # False: by atomic additions of the threads
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,10 @@ class Across:
         s.do(Reorder((c, i)))
         turn, (z, y) = chain._row(c)
         blocks, x, pair = chain._column(i)
+        if BY_ENGINE:
+            s.do(Reorder((z, blocks, turn, y, x, pair)))
+            s.do(Bind(z, "thread.z"))
+            return
         s.do(Reorder((blocks, z, y, x, turn, pair)))
         s.do(Fuse(turn, pair, f"{self.stage}.l"))
         chain._bind((blocks,), (z, y, x), f"{self.stage}.l")
@@ -162,6 +170,9 @@ class Across:
         s.do(Reorder((f"{k}.0", *rows, i, f"{k}.1")))
         s.do(Unroll(f"{k}.0"))
         self._in_registers()
+        if BY_ENGINE:
+            (_, _), (_, update) = chain._stores(self.stage)
+            s.do(Tensorize(update[-5].name, ADDITION))
         s.do(Tensorize(rows[0], instruction))
         s.do(WaitOnce(f"{k}.0"))
 
