@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 from tilewright.ir.expr import loads
 from tilewright.ir.types import f32, f64
-from tilewright.kernel.nest import Alloc, Atomic, Nest, Stmt, Store, own_values, walk
+from tilewright.kernel.nest import (
+    BLOCKS,
+    Alloc,
+    Atomic,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    own_values,
+    walk,
+)
 
 
 def in_one(s: Store) -> Atomic:
@@ -31,8 +41,10 @@ def unlike_atomic(n: Nest, s: Store) -> str:
 
 
 def mixed_faults(launch: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]]:
-    """Memory that a launch adds to atomically, and uses otherwise: no wait or barrier orders what
+    """Memory that a grid adds to atomically, and uses otherwise: no wait or barrier orders what
     other blocks add."""
+    if not isinstance(launch[0], Loop) or launch[0].kind not in BLOCKS:
+        return
     added = {s.buffer for s, _ in walk(launch) if isinstance(s, Store) and s.atomic}
     for s, _ in walk(launch) if added else ():
         read = {str(x.source) for v in own_values(s) for x in loads(v)}
