@@ -13,14 +13,18 @@ from tests.gpu.model_checks import judged
 from tests.gpu.timing import medians
 from tests.graph.build import arg
 from tilewright import ops
+from tilewright.driver.program import default_passes
 from tilewright.driver.program.grid_run import GridProgram
 from tilewright.graph import grid_key_blocks
+from tilewright.graph.grid_key_blocks import GridKeyBlocks
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.operator import outputs_of
 from tilewright.ir.types import bf16, f32
 from tilewright.kernel.defaults import grid_chains
 
 CASES = (*FORWARD[:6], Case(16, 12, 128, 64))
+# Are gradients of queries added up in any order?
+ATOMIC = any(isinstance(p, GridKeyBlocks) and p.atomic for p in default_passes.GPU)
 
 
 def _given(c: Case) -> tuple[Node, Node, Node]:
@@ -73,8 +77,8 @@ def gradients(c: Case) -> Found:
     error = judged(
         [out, *got], [c(*(t.float() for t in x)), *exact], [c(*x), *_eager(c, x, grad)()]
     )
-    again = back(*given)
-    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True)), "two runs differ"
+    same = [torch.equal(a, b) for a, b in zip(got, back(*given), strict=True)]
+    assert all(same[1:]) and (same[0] or ATOMIC), "two runs differ"
     del exact
     contenders: dict[str, list[Callable[[], object]]] = {"ours": [lambda: back(*given)]}
     for name, backend in BACKENDS.items():

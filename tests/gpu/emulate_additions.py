@@ -1,8 +1,8 @@
 """Additions of shared memory to memory that the emulated copy engine does (cp.reduce.async.bulk).
 
-The engine reads when it is asked to, and again as late as it may: when a thread waits for that. Both
-have to be the same. What threads store it sees after a fence; so what they store for it stays with
-them until then.
+The engine reads when it is asked to, and again as late as it may: when a thread waits for that.
+Both have to be the same. What threads store it sees after a fence; so what they store for it stays
+with them until then.
 """
 
 from __future__ import annotations

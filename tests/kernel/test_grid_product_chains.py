@@ -157,6 +157,7 @@ def judged(c: Chain, emulated: bool) -> None:
         pytest.param(Heads(64, 128), True, marks=pytest.mark.slow),
         pytest.param(Heads(40, 70, 72, heads=2), True, marks=pytest.mark.slow),
         pytest.param(Heads(64, 64, 128, causal=True), True, marks=pytest.mark.slow),
+        pytest.param(Heads(64, 64, 128, 1, 2, 2, turned=True), True, marks=pytest.mark.slow),
         pytest.param(Heads(100, 130, 64, 2, 4, 2, True), True, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -173,6 +174,7 @@ def test_gradients(a: Heads, emulated: bool) -> None:
     "a",
     [
         Heads(128, 128, heads=2, shared=2, turned=True),
+        Heads(128, 128, 128, heads=2, shared=2, turned=True),
         Heads(100, 70, batch=2, heads=2, shared=2, mask="keys"),
         Heads(100, 70, mask="all"),
     ],
@@ -183,7 +185,8 @@ def test_gradients_are_two_chains(a: Heads) -> None:
     f = fused(a.backward())
     assert sorted(c.kind for c in f.clusters) == ["chain", "chain", "map", "row"]
     for c in chains(a.backward()):
-        assert len(emit_kernels(legalise(c.nest, GPU), GPU).launches) == 1
+        made = emit_kernels(legalise(c.nest, GPU), GPU)
+        assert len(made.launches) == 1 and "wgmma" in made.text and "cp.async.bulk" in made.text
 
 
 @pytest.mark.parametrize("shared", [2, 4])
@@ -222,7 +225,13 @@ ONE = nvptx.with_numbers(GPU, multiprocessors=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [True, False], ids=["engine", "threads"])
 @pytest.mark.parametrize(
-    "a", [Heads(128, 256, 128, causal=True), Heads(64, 128, 128, heads=2, causal=True)], ids=str
+    "a",
+    [
+        Heads(128, 256, 128, causal=True),
+        Heads(64, 128, 128, heads=2, causal=True),
+        Heads(64, 128, 128, 1, 2, 2, turned=True),
+    ],
+    ids=str,
 )
 def test_all_gradients_by_one_kernel(
     monkeypatch: pytest.MonkeyPatch, a: Heads, engine: bool

@@ -158,6 +158,14 @@ class Owned(Reader):
         return env, wide(self.reader(read))
 
 
+def nested(s: Loop) -> list[Loop]:
+    """The loops of an instruction."""
+    chain = [s]
+    while isinstance(inner := chain[-1].body[0], Loop):
+        chain.append(inner)
+    return chain
+
+
 def atomically(block: Block, s: Atomic, dtype: DType, env: Env, who: np.ndarray) -> None:
     """One thread after the other; atomics on one cell do not race."""
     n = len(who)

@@ -24,9 +24,7 @@ class Fragments(Protocol):
 
     def fragment(self, x: Operand) -> str: ...
 
-    def staged(self) -> str:
-        """The shared memory that is the warp's own."""
-        ...
+    def staged(self) -> str: ...
 
 
 class Instructions:

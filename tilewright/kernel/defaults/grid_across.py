@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.base.errors import Refused
+from tilewright.ir import dim as D
 from tilewright.ir.types import DType
 from tilewright.kernel.defaults.grid_chain_ways import WIDE
 from tilewright.kernel.defaults.grid_chains import VECTOR, _Chain
@@ -103,9 +104,9 @@ class Across:
         """The loops of threads, and of the launches before and after."""
         chain, s = self.chain, self.chain.s
         (_, first), (_, update) = chain._stores(self.stage)
+        self._rounded()
         self._lay_out()
         self._zeros(first)
-        self._launch(self.out, [x.name for x in chain._stores(self.out)[0][1]], VECTOR)
         i, c = (x.name for x in update[-2:])
         s.do(Reorder((c, i)))
         turn, (z, y) = chain._row(c)
@@ -127,6 +128,20 @@ class Across:
         places = ", ".join([*batch, digits])
         self.chain.s.do(Relayout(self.stage, f"{', '.join([*batch, q, c])} -> {places}"))
 
+    def _rounded(self) -> None:
+        """What is made of the sums, in vectors of its own order: 16 threads read neighbours."""
+        s = self.chain.s
+        store, loops = self.chain._stores(self.out)[0]
+        index = next(x.index for x in store_reads(store) if x.source == self.stage)
+        q, c = (next(x.name for x in loops if D.coefficient(d, x.var) == 1) for d in index[-2:])
+        s.do(Split(q, 8))
+        s.do(Split(c, VECTOR))
+        s.do(Split(f"{c}.0", 2))
+        outer = [x.name for x in loops if x.name not in (q, c)]
+        order = [*outer, f"{q}.0", f"{c}.0.0", f"{q}.1", f"{c}.0.1", f"{c}.1"]
+        s.do(Reorder(tuple(order)))
+        self._launch(self.out, order)
+
     def _zeros(self, loops: list[Loop]) -> None:
         """In the order of memory."""
         s = self.chain.s
@@ -138,14 +153,10 @@ class Across:
         s.do(Fuse(turn, pair, f"{self.stage}.f"))
         self._launch(self.stage, [*batch, f"{q}.0", z, blocks, y, x, f"{self.stage}.f"])
 
-    def _launch(self, stage: str, loops: list[str], vector: int = 0) -> None:
-        """A map in a launch of its own; the last loop, or so much of it, is a vector."""
+    def _launch(self, stage: str, loops: list[str]) -> None:
+        """A map in a launch of its own; the last loop is a vector."""
         s = self.chain.s
-        *others, last = loops
-        if vector:
-            s.do(Split(last, vector))
-            others, last = [*others, f"{last}.0"], f"{last}.1"
-        whole = others.pop()
+        *others, whole, last = loops
         for k, outer in enumerate(reversed(others)):
             s.do(Fuse(outer, whole, f"{stage}.w{k}"))
             whole = f"{stage}.w{k}"

@@ -193,17 +193,16 @@ class _Products(_Chain):
             if not st.is_map:
                 raise Refused(f"{st.name} is neither a map nor one of the products")
             often = cost(s.store(st.name).value) and self._readers(st.name) > 1
-            tile = st.name in multiplied and self._of_products(st.name)
+            tile = st.name in multiplied and self._of_products(st.name, left)
             if not often and not tile and s.attempt(ComputeInline(st.name)):
                 continue
             left.append(st.name)
         return left
 
-    def _of_products(self, stage: str) -> bool:
-        """Does a map have the shape of the first products?"""
-        s = self.s
-        shapes = {tuple(s.nest.buffer(x.name).shape) for x in self.found.firsts}
-        return tuple(s.nest.buffer(stage).shape) in shapes
+    def _of_products(self, stage: str, left: list[str]) -> bool:
+        """Is a map made of what the first products make, or of what is left of that?"""
+        own = {x.name for x in self.found.firsts} | set(left)
+        return any(x.source in own for x in store_reads(self.s.store(stage)))
 
     def _by_rows(self, stage: str) -> list[Value]:
         """Both operands of a product, the one with its rows first."""

@@ -1,8 +1,8 @@
 """Additions of what a warp has in registers to memory, by the copy engine of sm_90a.
 
 Threads write it to shared memory that is their warp's own, and one of them asks the engine to add
-it: 4 numbers of each of 32 threads, then the next 4. The engine reads while threads go on; they wait
-for that before they write there again, and before they end.
+it: 4 numbers of each of 32 threads, then the next 4. The engine reads while threads go on; they
+wait for that before they write there again, and before they end.
 """
 
 from __future__ import annotations
