@@ -230,6 +230,7 @@ ONE = nvptx.with_numbers(GPU, multiprocessors=1)
         Heads(128, 256, 128, causal=True),
         Heads(64, 128, 128, heads=2, causal=True),
         Heads(64, 128, 128, 1, 2, 2, turned=True),
+        Heads(64, 256, 128, causal=True),  # of the last keys nothing is seen
     ],
     ids=str,
 )
@@ -271,8 +272,8 @@ def test_the_code_of_all_gradients(monkeypatch: pytest.MonkeyPatch, engine: bool
     assert ptx.count("global.add.v4.f32 ") == 8 * (not engine)
     assert ptx.count("cp.reduce.async.bulk.") == engine
     assert ptx.count("wgmma.mma_async") == 32
-    # One before the loop, one where what is multiplied is stored, one before an addition.
-    assert ptx.count("fence.proxy.async") == 2 + engine
+    # Where what is multiplied is stored, and before an addition: the copy engine brings all else.
+    assert ptx.count("fence.proxy.async") == 1 + engine
     assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
 
 

@@ -163,9 +163,10 @@ class Across:
         flat(s, whole, THREADS)
         s.do(Vectorize(last))
 
-    def multiply(self, kind: DType) -> None:
+    def multiply(self, kind: DType, boxes: bool) -> None:
+        """`boxes`: does the copy engine bring what is held?"""
         chain, s = self.chain, self.chain.s
-        chain._copy(self.held, boxes=False, turned=True)
+        chain._copy(self.held, boxes, turned=True)
         self._hand_over()
         instruction = self._instruction(kind)
         (_, first), (_, own) = chain._stores(self.part)

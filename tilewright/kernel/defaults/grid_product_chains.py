@@ -27,6 +27,7 @@ from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.hasten import Hasten
+from tilewright.kernel.steps.join_copies import JoinCopies
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
@@ -138,8 +139,12 @@ class _Products(_Chain):
         self._between(between)
         if across is not None:
             across.bind()
+        # With a product across, one block of threads has a multiprocessor: nothing else goes on while
+        # its rows come, so the copy engine brings them, along with the first columns.
+        runs = D.bounds(s.loops(part)[0].extent)[0] > 0  # where it does not, nothing waits
+        joined = across is not None and not period and runs
         for x in rows:
-            self._copy(x, boxes=False)
+            self._copy(x, boxes=joined)
         for x, turned in blocks.items():
             self._copy(x, turned=turned)
         for x in f.firsts:
@@ -147,11 +152,13 @@ class _Products(_Chain):
         for x in f.lasts:
             self._product(x.name, kinds[1])
         if across is not None:
-            across.multiply(kind)
+            across.multiply(kind, joined)
         for x in blocks:
             s.do(Pipeline(part, x, grid_chains.AHEAD, asynchronous=True))
-        if across is not None:  # registers of what is done with are free then, too
-            s.do(Hasten(part))
+        if across is not None:
+            for x in (*rows, across.held) if joined else ():
+                s.do(JoinCopies(x))
+            s.do(Hasten(part))  # registers of what is done with are free then, too
         s.do(Synchronise())
         s.attempt(Unmask(part))
         if isinstance(longer, int) and longer > 0:
