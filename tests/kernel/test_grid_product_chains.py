@@ -29,7 +29,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, f32, from_memory, to_memory
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
-from tilewright.kernel.defaults import grid_across
+from tilewright.kernel.defaults import grid_across, grid_product_chains
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
@@ -323,6 +323,39 @@ def test_masks_are_in_the_last_blocks() -> None:
         ]
         assert bool(conditions) == (x is rest)
     assert rest.extent == 1
+
+
+AT_DIAGONAL = [
+    (Heads(192, 128, causal=True), False),
+    (Heads(256, 256, 128, causal=True), True),
+    (Heads(128, 128, heads=2, causal=True), False),
+]
+
+
+def ends_at_the_diagonal(patch: pytest.MonkeyPatch, a: Heads, atomic: bool, last: bool) -> Chain:
+    """Rows of keys see the queries from the diagonal on: backwards, masks are in the last block,
+    which is taken apart."""
+    patch.setattr(grid_product_chains, "MASKS_LAST", last)
+    *_, c = chains(a.backward(), ONE, atomic)
+    loops = [x for x, _ in walk(c.nest.body) if isinstance(x, Loop) and Wait(0) in x.body]
+    assert len(loops) == 1 + last
+    return c
+
+
+@pytest.mark.parametrize(("a", "atomic"), AT_DIAGONAL, ids=str)
+def test_blocks_may_end_at_the_diagonal(
+    monkeypatch: pytest.MonkeyPatch, a: Heads, atomic: bool
+) -> None:
+    for last in (False, True):
+        ends_at_the_diagonal(monkeypatch, a, atomic, last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("a", "atomic"), AT_DIAGONAL, ids=str)
+def test_blocks_that_end_at_the_diagonal_are_right(
+    monkeypatch: pytest.MonkeyPatch, a: Heads, atomic: bool
+) -> None:
+    judged(ends_at_the_diagonal(monkeypatch, a, atomic, True), True)
 
 
 def test_the_code_of_gradients() -> None:

@@ -21,6 +21,7 @@ from tilewright.kernel.defaults.grid_chain_ways import WIDE, Way, groups_of
 from tilewright.kernel.defaults.grid_chains import Parts, _Chain, by_ways, instructions
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.group import Stage
+from tilewright.kernel.steps.backwards import Backwards
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
@@ -37,6 +38,9 @@ from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
+
+# Do blocks of columns that begin at the diagonal of a causal mask end there instead?
+MASKS_LAST: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,14 +137,16 @@ class _Products(_Chain):
             s.do(SetScope(x, "shared"))
         s.attempt(Trim(part))
         longer = D.coefficient(s.loops(part)[0].extent, s.loops(tiles)[0].var)
+        if MASKS_LAST and isinstance(longer, int) and longer < 0:
+            s.do(Backwards(part))  # its first blocks have masks, and Unmask takes the last ones
         self._blocks(outer, tiles)
         for _, _, results in placed:
             self._results(*results)
         self._between(between)
         if across is not None:
             across.bind()
-        # With a product across, one block of threads has a multiprocessor: nothing else goes on while
-        # its rows come, so the copy engine brings them, along with the first columns.
+        # With a product across, one block of threads has a multiprocessor: nothing else goes on
+        # while its rows come, so the copy engine brings them, along with the first columns.
         runs = D.bounds(s.loops(part)[0].extent)[0] > 0  # where it does not, nothing waits
         joined = across is not None and not period and runs
         for x in rows:
