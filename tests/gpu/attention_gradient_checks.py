@@ -102,9 +102,8 @@ def gradients(c: Case) -> Found:
     }
 
 
-def compiled() -> Found:
+def compiled(c: Case) -> Found:
     """Both passes by torch.compile, of heads that lie side by side."""
-    c = Case(2, 4, 200, 64, causal=True)
 
     def f(*x: torch.Tensor) -> torch.Tensor:
         return c(*(t.unflatten(-1, (c.heads, c.width)).transpose(1, 2) for t in x)).transpose(1, 2)
@@ -173,7 +172,8 @@ def few_rows() -> Found:
 def attention_gradient_checks() -> Iterator[tuple[str, Callable[[], Found]]]:
     for c in CASES:
         yield f"gradients of {c.title}", lambda c=c: gradients(c)
-    yield "gradients of attention by torch.compile", compiled
+    for c in (Case(2, 4, 200, 64, causal=True), Case(2, 4, 256, 128, causal=True)):
+        yield f"gradients by torch.compile of {c.title}", lambda c=c: compiled(c)
     for c in CASES[1:5]:
         # One kernel is for heads 128 wide.
         known = [
