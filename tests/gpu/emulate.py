@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.gpu.emulate_additions import Additions
 from tests.gpu.emulate_bounds import BESIDE, Arenas, with_bounds
 from tests.gpu.emulate_warps import (
     NUMBERS,
@@ -63,6 +64,23 @@ _RELEASE = re.compile(
     r"\(ptr addrspace\(1\) %([\w.]+), i32 (%[\w.]+)\)"
 )
 
+# Additions to neighbours, at an address that is a multiple of all of them.
+_ADDITIONS = re.compile(
+    r'( *)call void asm sideeffect "red\.relaxed\.gpu\.global\.add\.v(\d)\.f32 [^"]*", "[^"]*"'
+    r"\(ptr (%[\w.]+), ([^)]*)\)"
+)
+
+
+def _added(m: re.Match[str]) -> str:
+    indent, count, place, values = m.groups()
+    size = 4 * int(count)
+    lines = [f"{indent}call void @tw_touched(ptr {place}, i64 {size}, i64 {size}, i1 false)"]
+    for k, x in enumerate(values.split(", ")):
+        at = f"{place}.{k}"
+        lines.append(f"{indent}{at} = getelementptr float, ptr {place}, i64 {k}")
+        lines.append(f"{indent}{at}.old = atomicrmw fadd ptr {at}, {x} monotonic")
+    return "\n".join(lines)
+
 
 def _updated(m: re.Match[str]) -> str:
     made, kind, order, name, sign, place, value = m.groups()
@@ -97,6 +115,7 @@ def for_processor(text: str) -> str:
     text = re.sub(r"\brange\(i32 [^)]*\) ", "", text)
     text = text.replace('syncscope("device") ', "")
     text = _UPDATE.sub(_updated, text)
+    text = _ADDITIONS.sub(_added, text)
     text = re.sub(r"@llvm\.nvvm\.([\w.]+)", lambda m: "@nvvm_" + m[1].replace(".", "_"), text)
     return with_bounds(with_structures(text) + (_TO_BF16 if "fptrunc" in text else ""))
 
@@ -302,6 +321,12 @@ class Threads:
             to_all = lambda *x: self.arrivals.copy_to_all(self.mine.rank, *x)  # noqa: E731
             name = f"nvvm_bulk_tensor_{axes}d_to_all"
             give(name, None, (*kinds, ctypes.c_int16), to_all)
+        single4 = (address, *[single] * 4)
+        give("nvvm_staged", None, single4, lambda *x: self.additions().store(*x))
+        give("nvvm_bulk_add", None, (address, address, number), lambda *x: self.additions().add(*x))
+        give("nvvm_bulk_commit", None, (), lambda: self.additions().commit())
+        give("nvvm_bulk_wait", None, (number,), lambda k: self.additions().wait(k))
+        give("nvvm_bulk_fence", None, (), lambda: self.additions().fence())
         give("nvvm_cp_async_commit_group", None, (), lambda: self.copies().commit())
         give("nvvm_cp_async_wait_group", None, (number,), lambda k: self.copies().wait(k))
         return self.functions
@@ -309,6 +334,9 @@ class Threads:
     def copies(self) -> Copies:
         """Those of the running thread."""
         return self.mine.copies
+
+    def additions(self) -> Additions:
+        return self.mine.additions
 
     def _together(
         self, f: Callable[[list[int]], list[bytes]], given: int, into: int, team: int = WARP
@@ -400,9 +428,11 @@ class Threads:
             self.mine.block = blocks[rank]
             self.mine.thread = (k % x, k // x % y, k // (x * y))
             self.mine.copies, self.mine.lock = Copies(), threading.Lock()
+            self.mine.additions = Additions(self.arenas.look)
             self.mine.lock.acquire()
             try:
                 functions[rank](*args)
+                self.mine.additions.end()
                 with self.lock:
                     running[rank] -= 1
                 if not running[rank]:

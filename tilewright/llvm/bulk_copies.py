@@ -134,7 +134,7 @@ class BulkCopies:
         launch: tuple[Stmt, ...],
         block: Block,
         plain: AsyncCopies,
-        barriers: str | None,
+        barriers: str,
     ) -> None:
         """`barriers` is the address of the first memory barrier."""
         self.body, self.w, self.c, self.a = body, body.writer, body.context, body.addresses
