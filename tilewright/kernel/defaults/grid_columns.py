@@ -24,6 +24,7 @@ from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.finish_last import FinishLast
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
@@ -62,8 +63,9 @@ def schedule_columns(s: Scheduler) -> bool:
         if x in outs:
             s.do(CacheWrite(x.name, into))
         own.append(into)
-    _pieces(s, own, {x: _fused(s, x) for x in own}, columns, rows)
-    _results(s, own, [x.name for x in outs], columns)
+    tile = _pieces(s, own, {x: _fused(s, x) for x in own}, columns, rows)
+    _results(s, own, [x.name for x in outs], *tile)
+    s.do(FinishLast(s.path(f"{own[0]}_p")[0].name, f"{own[0]}_n"))
     s.do(Synchronise())
     return True
 
@@ -101,8 +103,8 @@ def _fused(s: Scheduler, stage: str) -> tuple[str, str]:
 
 def _pieces(
     s: Scheduler, sums: list[str], loops: dict[str, tuple[str, str]], columns: int, rows: int
-) -> None:
-    """Sums of pieces of the rows, in a launch of their own."""
+) -> tuple[int, int]:
+    """Sums of pieces of the rows, in a launch of their own; (threads along columns, lanes)."""
     assert s.target.grid is not None
     lanes = min(vector_lanes(s, [x], s.loops(loops[x][0])[0].var) for x in sums)
     while columns % lanes:
@@ -118,6 +120,7 @@ def _pieces(
         s.do(Relayout(f"{x}_p", "n, p -> p, n"))
         s.do(CacheWrite(f"{x}_p", f"{x}_o"))
     _hosted(s, {f"{x}_p": [f"{x}_o"] for x in sums}, across, lanes)
+    return across, lanes
 
 
 def _turns(rows: int, deep: int, pieces: int) -> int:
@@ -207,9 +210,8 @@ def _together(s: Scheduler, turns: str) -> None:
         s.do(Unroll(turns, not isinstance(s.loops(turns)[0].extent, int)))
 
 
-def _results(s: Scheduler, sums: list[str], outs: list[str], columns: int) -> None:
-    """Sums of the pieces, and what follows, in a launch of their own."""
-    assert s.target.grid is not None
+def _results(s: Scheduler, sums: list[str], outs: list[str], across: int, lanes: int) -> None:
+    """Sums of the pieces, and what follows, by blocks that have the columns of the first ones."""
     for x in outs:
         path = s.path(x)
         flat = path[0].name
@@ -219,4 +221,4 @@ def _results(s: Scheduler, sums: list[str], outs: list[str], columns: int) -> No
     (at,) = (p.name for p in s.path(outs[0]))
     for x in outs[1:]:
         s.do(ComputeWith(x, at))
-    _hosted(s, {outs[0]: sums}, _power(columns, s.target.grid.warp), 1)
+    _hosted(s, {outs[0]: sums}, across, lanes)
