@@ -5,8 +5,8 @@ from math import prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import const, fn, index, load
-from tilewright.ir.types import i64
+from tilewright.ir.expr import cast, const, fn, index, load
+from tilewright.ir.types import i32, i64
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
     BLOCKS,
@@ -72,12 +72,12 @@ class FinishLast(Step):
         counters = [x for x in loops if x not in counted]
         self._ordered(n, first, tuple(loops), then, counters)
         where = tuple(D.as_int(x.var) for x in counters)
-        made = Buffer(self.counter, i64, tuple(x.extent for x in counters), "counter")
+        made = Buffer(self.counter, i32, tuple(x.extent for x in counters), "counter")
         count = prod(x.extent for x in counted)
         axes = thread_axes(first) or ("thread.x",)
-        one = Atomic(self.counter, "add", self.counter, where, const(1, i64), None, (before, (0,)))
-        zero = Store(self.counter, self.counter, where, const(0, i64))
-        last = fn("eq", load(before, (0,), i64), index(count - 1))
+        one = Atomic(self.counter, "add", self.counter, where, const(1, i32), None, (before, (0,)))
+        zero = Store(self.counter, self.counter, where, const(0, i32))
+        last = fn("eq", cast(load(before, (0,), i32), i64), index(count - 1))
         body: tuple[Stmt, ...] = (
             *first,
             Alloc(before),
@@ -87,7 +87,7 @@ class FinishLast(Step):
         for x in reversed(loops):
             body = (x.around(body),)
         out = (*n.body[:at], *kept, Alloc(self.counter), *body, *others)
-        shared = Buffer(before, i64, (1,), "shared")
+        shared = Buffer(before, i32, (1,), "shared")
         return replace(n, body=out).with_buffer(made).with_buffer(shared)
 
     def check_branches(self, n: Nest) -> None:

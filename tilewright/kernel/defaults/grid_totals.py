@@ -1,0 +1,169 @@
+"""Fewer launches of a GPU: the last block of a grid does what follows it (`FinishLast`).
+
+That is done wherever what follows has one block, or the blocks of the grid before it: it takes as
+long as in a launch of its own, and a block knows sooner that it is the last one than another launch
+begins. Where it has to have fewer blocks for this, the times are compared (`pays`).
+
+Totals are such an end: reductions of all results of a kernel, such as the loss of a batch out of
+those of its rows (graph/totals.py), and what is computed from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.base.errors import Refused
+from tilewright.ir.expr import loads
+from tilewright.kernel.axis import moved
+from tilewright.kernel.defaults.grid_lanes import VECTOR
+from tilewright.kernel.defaults.scheduler import Scheduler, accesses, contiguous
+from tilewright.kernel.group import Group, Stage
+from tilewright.kernel.nest import BLOCKS, Loop, Stmt
+from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.finish_last import FinishLast
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
+from tilewright.kernel.threads import block_size
+
+LAUNCH = 5000  # cycles of another launch
+COUNTING = 2500  # until a block knows that it is the last one
+READS = 32  # bytes that a block reads in a cycle, of what others have just written
+BANDWIDTH = 2400  # and all blocks together
+BESIDE = 16  # loads of a thread that are on their way at a time
+
+
+def pays(size: int, blocks: int) -> bool:
+    """Do so many blocks, the last ones of a grid, read some bytes sooner than another launch?"""
+    return COUNTING + size / (READS * blocks) < LAUNCH + size / BANDWIDTH
+
+
+def finish_last(s: Scheduler) -> None:
+    """The last blocks of grids do what follows them, where they can; then barriers."""
+    made = 0
+    for x in [x for x in s.nest.body if _is_grid(x)] if not s.choices.early else ():
+        before = s.nest, list(s.trace)
+        try:
+            assert isinstance(x, Loop)
+            s.do(FinishLast(x.name, f"done{made}"))
+            s.do(Synchronise())
+            made += 1
+        except Refused:
+            s.nest, s.trace[:] = before
+    if not made:
+        s.attempt(Synchronise())
+
+
+def _is_grid(s: Stmt) -> bool:
+    return isinstance(s, Loop) and s.kind in BLOCKS
+
+
+def before_totals(group: Group, again: bool) -> Group | None:
+    """A group without its totals, whose results are what these read; None where it has none, or
+    where something else reads them. Maps of arguments are computed `again` for them."""
+    known = _of_arguments(group)
+    late = _late(group, known)
+    head = tuple(x for x in group.stages if x.name not in late)
+    if not late or not any(x.is_reduce for x in head):
+        return None
+    tail = [x for x in group.stages if x.name in late]
+    if any(x.ordered for x in tail):
+        return None
+    read = {name for x in tail for name in _sources(x)} - (known if again else set())
+    used = {x.name for x in head} | {name for x in head for name in _sources(x)}
+    buffers = tuple(
+        replace(b, scope="out") if b.name in read and b.scope == "local" else b
+        for b in group.buffers
+        if b.name in used
+    )
+    if not any(b.scope == "out" for b in buffers):
+        return None
+    return replace(group, buffers=buffers, stages=head)
+
+
+def _of_arguments(group: Group) -> set[str]:
+    """Arguments, and maps of them."""
+    known = {b.name for b in group.inputs}
+    for x in group.stages:
+        if x.is_map and _sources(x) <= known and group.buffer(x.name).scope == "local":
+            known.add(x.name)
+    return known
+
+
+def _late(group: Group, known: set[str]) -> set[str]:
+    """Totals, what reads them, and maps of what is known that only these read; nothing where those
+    have axes that read them."""
+    late: set[str] = set()
+    for x in group.stages:
+        if (x.is_reduce and not x.axes) or _sources(x) & late:
+            late.add(x.name)
+    if any(group.stage(name).axes for name in late):
+        return set()
+    for x in reversed(group.stages):
+        readers = {y.name for y in group.stages if x.name in _sources(y)}
+        if x.name in known and readers and readers <= late:
+            late.add(x.name)
+    return late
+
+
+def _sources(x: Stage) -> set[str]:
+    values = [x.value, *((x.init,) if x.init is not None else ())]
+    return {str(r.source) for v in values for r in loads(v)}
+
+
+def schedule_ends(s: Scheduler, head: Group) -> None:
+    """The totals of a group whose other stages (`head`) are scheduled, by the threads of one block:
+    the last one of these stages."""
+    own = {x.name for x in head.stages}
+    tail = [x for x in s.group.stages if x.name not in own]
+    grids = [x for x in s.nest.body if isinstance(x, Loop) and x.kind in BLOCKS]
+    threads = block_size((grids[-1],))["thread.x"] if grids else 1
+    for x in tail:
+        if x.axes:
+            s.do(ComputeInline(x.name))
+    for x in tail:
+        if x.is_reduce:
+            _by_threads(s, x.name, threads)
+    finish_last(s)
+
+
+def _lanes(s: Scheduler, stage: str, loop: Loop) -> int:
+    """Elements that a thread reads at a time: all that is read begins at multiples of 16 bytes."""
+    store = s.store(stage)
+    read = [b.dtype.bytes for b, _ in accesses(s, store)[1:] if b.name != stage]
+    lanes = VECTOR // max(read, default=VECTOR) if contiguous(s, store, loop.var) else 1
+    return lanes if isinstance(loop.extent, int) and loop.extent % lanes == 0 else 1
+
+
+def _by_threads(s: Scheduler, stage: str, threads: int) -> None:
+    """A reduction by the threads of a block: each has partial results of vectors."""
+    first, *rest = (p.name for p in s.path(stage))
+    for k, inner in enumerate(rest):
+        s.do(Fuse(first, inner, f"{stage}.q{k}"))
+        first = f"{stage}.q{k}"
+    (loop,) = s.loops(first)
+    lanes = _lanes(s, stage, loop)
+    if lanes > 1:
+        s.do(Split(first, lanes))
+        first, lane = f"{first}.0", f"{first}.1"
+    else:
+        lane = ""
+    s.do(Split(first, threads))
+    turns, own, part = f"{first}.0", f"{first}.1", f"{stage}p"
+    s.do(RFactor(stage, (own,), part))
+    s.do(Bind(f"{part}.init.i{len(s.nest.buffer(part).shape) - 1}", "thread.x"))
+    s.do(Bind(moved(own, part), "thread.x"))
+    again = moved(turns, part)
+    if s.loops(again):
+        (count,) = (x.extent for x in s.loops(again))
+        if not isinstance(count, int) or count > BESIDE:
+            s.do(Split(again, BESIDE))
+            again = f"{again}.1"
+        s.do(Unroll(again, not isinstance(s.loops(again)[0].extent, int)))
+    if lane and s.loops(moved(lane, part)):
+        s.do(Vectorize(moved(lane, part)))
+    s.do(Bind(own, "thread.x"))
