@@ -26,7 +26,14 @@ from tilewright.kernel.nest import (
 )
 from tilewright.kernel.roles import role_loop
 from tilewright.kernel.step import Step
-from tilewright.kernel.threads import Access, accesses, block_size, grid_of, same_thread, thread_axes
+from tilewright.kernel.threads import (
+    Access,
+    accesses,
+    block_size,
+    grid_of,
+    same_thread,
+    thread_axes,
+)
 
 
 @dataclass(frozen=True)
@@ -48,25 +55,35 @@ class FinishLast(Step):
     results do not depend on who it is. It sets the counter to zero for the next launch. Where what
     follows is a grid too, each of its loops has to run over the same blocks as one of the first
     grid, on the same axis: there is a counter for each of these blocks, and the rest of one needs
-    only what blocks of the same number have made. Synchronise afterwards.
+    only what blocks of the same number have made. Statements before a grid that it has nothing to do
+    with, such as first values of the rest, become part of the rest. Synchronise afterwards.
     """
 
     loop: str
     counter: str
 
     def apply(self, n: Nest) -> Nest:
-        before = f"{self.counter}_before"
+        said = f"{self.counter}_before"
         self.fresh(n, self.counter)
-        self.fresh(n, before)
+        self.fresh(n, said)
         at = next((k for k, s in enumerate(n.body) if _is_grid(s) and s.name == self.loop), None)
         self.need(at is not None, f"{self.loop} is no outermost loop over blocks", "Bind it first")
         assert at is not None
         loops, first = grid_of((n.body[at],))
         rest, others = _next_launch(n.body[at + 1 :])
         self.need(rest, f"nothing follows the blocks of {self.loop}")
-        own, rest, kept = _memory(rest, others)
+        allocs = tuple(x for x in rest if isinstance(x, Alloc))
+        rest = tuple(x for x in rest if not isinstance(x, Alloc))
         later, then = grid_of(rest) if len(rest) == 1 else ([], rest)
         table, counted = self._paired(n, loops, later)
+        head = n.body[:at]
+        if not later:
+            head, before_grid = _apart(head, n.body[at])
+            then = (*before_grid, *then)
+        # Memory that only the rest uses goes with it.
+        used = _used((*head, *first, *others))
+        own = tuple(x for x in (*head, *allocs) if isinstance(x, Alloc) and x.buffer not in used)
+        head = tuple(x for x in (*head, *allocs) if x not in own)
         then = substitute_all(then, table)
         self._fit(n, first, then)
         counters = [x for x in loops if x not in counted]
@@ -75,19 +92,19 @@ class FinishLast(Step):
         made = Buffer(self.counter, i32, tuple(x.extent for x in counters), "counter")
         count = prod(x.extent for x in counted)
         axes = thread_axes(first) or ("thread.x",)
-        one = Atomic(self.counter, "add", self.counter, where, const(1, i32), None, (before, (0,)))
+        one = Atomic(self.counter, "add", self.counter, where, const(1, i32), None, (said, (0,)))
         zero = Store(self.counter, self.counter, where, const(0, i32))
-        last = fn("eq", cast(load(before, (0,), i32), i64), index(count - 1))
+        last = fn("eq", cast(load(said, (0,), i32), i64), index(count - 1))
         body: tuple[Stmt, ...] = (
             *first,
-            Alloc(before),
+            Alloc(said),
             self._by_one(axes, one),
             If(last, (*own, *then, self._by_one(axes, zero))),
         )
         for x in reversed(loops):
             body = (x.around(body),)
-        out = (*n.body[:at], *kept, Alloc(self.counter), *body, *others)
-        shared = Buffer(before, i32, (1,), "shared")
+        out = (*head, Alloc(self.counter), *body, *others)
+        shared = Buffer(said, i32, (1,), "shared")
         return replace(n, body=out).with_buffer(made).with_buffer(shared)
 
     def check_branches(self, n: Nest) -> None:
@@ -171,19 +188,32 @@ def _next_launch(body: tuple[Stmt, ...]) -> tuple[tuple[Stmt, ...], tuple[Stmt, 
     return (body[:end], body[end:]) if end > k else ((), body)
 
 
+def _apart(body: tuple[Stmt, ...], grid: Stmt) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
+    """Statements before a grid without those of no launch of blocks that it has nothing to do with;
+    and these."""
+    used = set(mentions(grid))
+    kept: list[Stmt] = []
+    moved: list[Stmt] = []
+    for k in reversed(range(len(body))):
+        s = body[k]
+        if _ends(s):
+            kept += reversed(body[: k + 1])
+            break
+        if isinstance(s, Alloc) or mentions(s) & used:
+            kept.append(s)
+            used |= mentions(s) if not isinstance(s, Alloc) else set()
+        else:
+            moved.append(s)
+    return tuple(reversed(kept)), tuple(reversed(moved))
+
+
 def _ends(s: Stmt) -> bool:
     return isinstance(s, Loop) and s.kind in (*BLOCKS, "library")
 
 
-def _memory(
-    rest: tuple[Stmt, ...], others: tuple[Stmt, ...]
-) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...], tuple[Stmt, ...]]:
-    """(memory of a launch alone, the launch without it, memory that later ones use, too)"""
-    used = frozenset().union(*map(mentions, others))
-    allocs = [s for s in rest if isinstance(s, Alloc)]
-    own = tuple(s for s in allocs if s.buffer not in used)
-    kept = tuple(s for s in allocs if s.buffer in used)
-    return own, tuple(s for s in rest if not isinstance(s, Alloc)), kept
+def _used(body: tuple[Stmt, ...]) -> frozenset[str]:
+    """The buffers that statements use, besides allocating them."""
+    return frozenset().union(*(mentions(s) for s in body if not isinstance(s, Alloc)))
 
 
 def _touched(n: Nest, body: tuple[Stmt, ...], path: Path, own: list[Loop]) -> list[Access]:

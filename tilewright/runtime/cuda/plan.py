@@ -259,9 +259,7 @@ def _counting(
         return replace(a, then=a.then.counting(address), other=a.other.counting(address))
     if COUNTERS not in a.source:
         return a
-    base = tuple(
-        b + address if s == COUNTERS else b for b, s in zip(a.base, a.source, strict=True)
-    )
+    base = tuple(b + address if s == COUNTERS else b for b, s in zip(a.base, a.source, strict=True))
     return replace(a, base=base, source=tuple(FIXED if s == COUNTERS else s for s in a.source))
 
 
