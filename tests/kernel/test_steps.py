@@ -85,6 +85,8 @@ NOT_NATIVE += (
     "hasten",
     "defer",
     "add-atomically",
+    "finish-last",
+    "finish-last-columns",
 )
 
 

@@ -140,9 +140,8 @@ class _Block:
         by_thread: dict[str, Watch],
     ) -> None:
         self.grid, self.number, self.at, self.size = grid, number, at, size
-        self.count = size[0] * size[1] * size[2]
+        (x, y, _), self.count = size, prod(size)
         everyone = np.arange(self.count)
-        x, y = size[0], size[1]
         self.coords = {
             "thread.x": everyone % x,
             "thread.y": everyone // x % y,
@@ -190,7 +189,8 @@ class _Block:
                 self._loop(s, env, who)
             elif isinstance(s, Atomic):
                 cells = atomically(self, s, self.grid.nest.buffer(s.buffer).dtype, env, who)
-                self.grid.order.atomic(self.number, s, cells, self.by_thread)
+                since = self.by_thread if self.count > 1 else None
+                self.grid.order.atomic(self.number, s, cells, since)
             elif isinstance(s, If):
                 taken = np.broadcast_to(Reader(self, "if", env, who)(s.condition), who.shape)
                 for body_, there in ((s.then, taken), (s.other, ~taken)):

@@ -29,23 +29,25 @@ class Order:
         self.taken: dict[int, list[Cells]] = {}  # by blocks since their last barrier
 
     def atomic(
-        self, block: int, s: Atomic, cells: Sequence[int], since: Mapping[str, Watch]
+        self, block: int, s: Atomic, cells: Sequence[int], since: Mapping[str, Watch] | None
     ) -> None:
         """Threads of a block have done an atomic operation on some cells. `since` is what its
-        threads did after their last barrier."""
+        threads did after their last barrier; None where it has one thread."""
         for cell in cells if self.by_block else ():
             found = self.given.setdefault((s.buffer, int(cell)), [])
             if s.order in ACQUIRES:
                 self.taken.setdefault(block, []).extend(found)
             if s.order in RELEASES:
                 found.append(self._done(block, since))
+        if since is None:
+            self.barrier(block)
 
-    def _done(self, block: int, since: Mapping[str, Watch]) -> Cells:
+    def _done(self, block: int, since: Mapping[str, Watch] | None) -> Cells:
         """What a block has written, before its last barrier."""
         mine = {name: w.writer == block for name, w in self.by_block.items()}
-        return {
-            name: np.flatnonzero(own & (since[name].writer == NOBODY)) for name, own in mine.items()
-        }
+        if since is not None:
+            mine = {name: own & (since[name].writer == NOBODY) for name, own in mine.items()}
+        return {name: np.flatnonzero(own) for name, own in mine.items()}
 
     def barrier(self, block: int) -> None:
         for cells in self.taken.pop(block, ()):

@@ -150,9 +150,7 @@ def _tiled(s: Scheduler, across: int, lanes: int, columns: int, rows: int) -> _T
     return _Tile(across, lanes, piece, blocks, -(-rows // piece))
 
 
-def _pieces(
-    s: Scheduler, sums: list[str], loops: dict[str, tuple[str, str]], tile: _Tile
-) -> None:
+def _pieces(s: Scheduler, sums: list[str], loops: dict[str, tuple[str, str]], tile: _Tile) -> None:
     """Sums of pieces of the rows."""
     for x in sums:
         s.do(Split(loops[x][1], tile.piece))

@@ -91,7 +91,7 @@ class FinishLast(Step):
         where = tuple(D.as_int(x.var) for x in counters)
         made = Buffer(self.counter, i32, tuple(x.extent for x in counters), "counter")
         count = prod(x.extent for x in counted)
-        axes = thread_axes(first) or ("thread.x",)
+        axes = thread_axes((*first, *then))
         one = Atomic(self.counter, "add", self.counter, where, const(1, i32), None, (said, (0,)))
         zero = Store(self.counter, self.counter, where, const(0, i32))
         last = fn("eq", cast(load(said, (0,), i32), i64), index(count - 1))
