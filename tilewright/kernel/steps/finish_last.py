@@ -23,6 +23,7 @@ from tilewright.kernel.nest import (
     mentions,
     substitute_all,
     walk,
+    writes,
 )
 from tilewright.kernel.roles import role_loop
 from tilewright.kernel.step import Step
@@ -78,7 +79,7 @@ class FinishLast(Step):
         table, counted = self._paired(n, loops, later)
         head = n.body[:at]
         if not later:
-            head, before_grid = _apart(head, n.body[at])
+            head, before_grid = _apart(n, head, n.body[at])
             then = (*before_grid, *then)
         # Memory that only the rest uses goes with it.
         used = _used((*head, *first, *others))
@@ -188,23 +189,25 @@ def _next_launch(body: tuple[Stmt, ...]) -> tuple[tuple[Stmt, ...], tuple[Stmt, 
     return (body[:end], body[end:]) if end > k else ((), body)
 
 
-def _apart(body: tuple[Stmt, ...], grid: Stmt) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
-    """Statements before a grid without those of no launch of blocks that it has nothing to do with;
-    and these."""
-    used = set(mentions(grid))
-    kept: list[Stmt] = []
-    moved: list[Stmt] = []
-    for k in reversed(range(len(body))):
-        s = body[k]
-        if _ends(s):
-            kept += reversed(body[: k + 1])
-            break
-        if isinstance(s, Alloc) or mentions(s) & used:
-            kept.append(s)
-            used |= mentions(s) if not isinstance(s, Alloc) else set()
-        else:
-            moved.append(s)
-    return tuple(reversed(kept)), tuple(reversed(moved))
+def _apart(
+    n: Nest, body: tuple[Stmt, ...], grid: Stmt
+) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
+    """Statements before a grid, without those of no blocks that it has nothing to do with; and
+    these."""
+    start = 1 + max((k for k, s in enumerate(body) if _ends(s)), default=-1)
+    stays, moved = [grid], []
+    for s in reversed(body[start:]):
+        alone = all(_exchangeable(s, x) for x in stays if not isinstance(x, Alloc))
+        (moved if alone and not isinstance(s, Alloc) else stays).append(s)
+    kept = (*body[:start], *reversed(stays[1:]))
+    shared = {b.name for b in n.buffers if b.scope == "shared"}
+    if shared & _used(kept) & _used(tuple(moved)):
+        return body, ()  # it is the memory of one launch
+    return kept, tuple(reversed(moved))
+
+
+def _exchangeable(a: Stmt, b: Stmt) -> bool:
+    return not (writes((a,)) & mentions(b) or mentions(a) & writes((b,)))
 
 
 def _ends(s: Stmt) -> bool:
