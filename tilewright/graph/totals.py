@@ -24,7 +24,6 @@ from tilewright.ir.node import Node
 from tilewright.ir.target import Target
 from tilewright.ir.types import TupleType
 
-
 MOST_ROWS = 1 << 15  # whose results one block of a GPU adds up
 
 

@@ -1,4 +1,4 @@
-"""Values that are copies of an element, or zero where a condition fails; bounds of whole numbers."""
+"""Values that are copies of an element, or zero where a condition fails; bounds of integers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _is_zero(v: Value) -> bool:
 
 
 def value_bounds(v: Value) -> tuple[int, int]:
-    """What a whole number is between, whatever was read from memory for it."""
+    """What an integer lies between, whatever was read from memory for it."""
     d = v.dtype
     if isinstance(v, Const):
         return int(v.value), int(v.value)

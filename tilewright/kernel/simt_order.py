@@ -2,13 +2,13 @@
 
 A thread that releases hands on what its block did before the block's last barrier; whoever acquires
 by the same cell later has that, and the other threads of its block do from their next barrier on.
-Anything else that two blocks do to one cell is a race. Only of launches with counters, which these
-are: elsewhere blocks may also wait for each other, which blocks that run one after the other do not.
+Anything else that two blocks do to one cell is a race. This is for launches that have counters. In
+others blocks may also wait for each other, and here they run one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Order:
         self.taken: dict[int, list[Cells]] = {}  # by blocks since their last barrier
 
     def atomic(
-        self, block: int, s: Atomic, cells: Sequence[int], since: Mapping[str, Watch] | None
+        self, block: int, s: Atomic, cells: np.ndarray, since: Mapping[str, Watch] | None
     ) -> None:
         """Threads of a block have done an atomic operation on some cells. `since` is what its
         threads did after their last barrier; None where it has one thread."""

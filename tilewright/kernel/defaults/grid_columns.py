@@ -3,8 +3,8 @@ gradients of biases and statistics of channels.
 
 A block sums up a piece of all rows and some columns, which its threads read in whole vectors; those
 that have the same columns then combine what they have. The last block of those columns adds up the
-pieces and does what follows to the results, or a second launch where that is faster: its blocks have
-fewer columns each.
+pieces and does what follows to the results, or a second launch where that is faster: its blocks
+have fewer columns each.
 """
 
 from __future__ import annotations

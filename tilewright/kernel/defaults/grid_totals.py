@@ -18,11 +18,11 @@ from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.grid_lanes import VECTOR
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, contiguous
 from tilewright.kernel.group import Group, Stage
-from tilewright.kernel.nest import BLOCKS, Loop, Stmt
+from tilewright.kernel.nest import Loop
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.compute_inline import ComputeInline
-from tilewright.kernel.steps.finish_last import FinishLast
+from tilewright.kernel.steps.finish_last import FinishLast, is_grid
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
@@ -45,10 +45,9 @@ def pays(size: int, blocks: int) -> bool:
 def finish_last(s: Scheduler) -> None:
     """The last blocks of grids do what follows them, where they can; then barriers."""
     made = 0
-    for x in [x for x in s.nest.body if _is_grid(x)] if not s.choices.early else ():
+    for x in [x for x in s.nest.body if is_grid(x)] if not s.choices.early else ():
         before = s.nest, list(s.trace)
         try:
-            assert isinstance(x, Loop)
             s.do(FinishLast(x.name, f"done{made}"))
             s.do(Synchronise())
             made += 1
@@ -56,10 +55,6 @@ def finish_last(s: Scheduler) -> None:
             s.nest, s.trace[:] = before
     if not made:
         s.attempt(Synchronise())
-
-
-def _is_grid(s: Stmt) -> bool:
-    return isinstance(s, Loop) and s.kind in BLOCKS
 
 
 def before_totals(group: Group, again: bool) -> Group | None:
@@ -120,7 +115,7 @@ def schedule_ends(s: Scheduler, head: Group) -> None:
     the last one of these stages."""
     own = {x.name for x in head.stages}
     tail = [x for x in s.group.stages if x.name not in own]
-    grids = [x for x in s.nest.body if isinstance(x, Loop) and x.kind in BLOCKS]
+    grids = [x for x in s.nest.body if is_grid(x)]
     threads = block_size((grids[-1],))["thread.x"] if grids else 1
     for x in tail:
         if x.axes:

@@ -318,9 +318,9 @@ class _Scan:
         return memory and first.pointer and second.pointer
 
     def _ordered(self, a: Access, b: Access) -> bool:
-        """Does an atomic operation order what all threads do to memory of all blocks? What was written before
-        one that releases is seen by one that acquires, and nothing after one that acquires is done
-        before it."""
+        """Does an atomic operation order what all threads do to memory of all blocks? What was
+        written before one that releases is seen by one that acquires, and nothing after one that
+        acquires is done before it."""
         if not (a.order or b.order) or (a.order and b.order):
             return False
         if b.order in ("release", "acq_rel") and a.writes:

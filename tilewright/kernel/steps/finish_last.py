@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeGuard
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
@@ -56,8 +57,8 @@ class FinishLast(Step):
     results do not depend on who it is. It sets the counter to zero for the next launch. Where what
     follows is a grid too, each of its loops has to run over the same blocks as one of the first
     grid, on the same axis: there is a counter for each of these blocks, and the rest of one needs
-    only what blocks of the same number have made. Statements before a grid that it has nothing to do
-    with, such as first values of the rest, become part of the rest. Synchronise afterwards.
+    only what blocks of the same number have made. Statements before a grid that it has nothing to
+    do with, such as first values of the rest, become part of the rest. Synchronise afterwards.
     """
 
     loop: str
@@ -67,7 +68,7 @@ class FinishLast(Step):
         said = f"{self.counter}_before"
         self.fresh(n, self.counter)
         self.fresh(n, said)
-        at = next((k for k, s in enumerate(n.body) if _is_grid(s) and s.name == self.loop), None)
+        at = next((k for k, s in enumerate(n.body) if is_grid(s) and s.name == self.loop), None)
         self.need(at is not None, f"{self.loop} is no outermost loop over blocks", "Bind it first")
         assert at is not None
         loops, first = grid_of((n.body[at],))
@@ -173,7 +174,8 @@ class FinishLast(Step):
         return s
 
 
-def _is_grid(s: Stmt) -> bool:
+def is_grid(s: Stmt) -> TypeGuard[Loop]:
+    """Is it a loop over blocks?"""
     return isinstance(s, Loop) and s.kind in BLOCKS
 
 
@@ -181,7 +183,7 @@ def _next_launch(body: tuple[Stmt, ...]) -> tuple[tuple[Stmt, ...], tuple[Stmt, 
     """The statements of the launch that comes next, with the memory allocated before it, and all
     others."""
     k = next((k for k, s in enumerate(body) if not isinstance(s, Alloc)), len(body))
-    if k < len(body) and _is_grid(body[k]):
+    if k < len(body) and is_grid(body[k]):
         return body[: k + 1], body[k + 1 :]
     end = k
     while end < len(body) and not _ends(body[end]):
