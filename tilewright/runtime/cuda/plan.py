@@ -48,8 +48,7 @@ class Planned:
 
     def values(self, addresses: Sequence[int]) -> list[int]:
         return [
-            b if s == FIXED else b + addresses[s]
-            for b, s in zip(self.base, self.source, strict=True)
+            b if s < 0 else b + addresses[s] for b, s in zip(self.base, self.source, strict=True)
         ]
 
 
@@ -265,8 +264,10 @@ def _counting(
 
 def _use(base: int, source: int, size: int, writes: bool, last: int) -> Use:
     """Memory of a call: the arena, counters, or what is at an address of its own."""
-    if source in (last, COUNTERS):
-        return Use(ARENA if source == last else "counters", base, size, writes)
+    if source == last:
+        return Use(ARENA, base, size, writes)
+    if source == COUNTERS:
+        return Use(f"counters{base}", 0, size, writes)
     return Use(f"address{source}", 0, size, writes)
 
 
