@@ -10,7 +10,7 @@ those of its rows (graph/totals.py), and what is computed from them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilewright.base.errors import Refused
 from tilewright.ir.expr import loads
@@ -22,6 +22,7 @@ from tilewright.kernel.nest import Loop
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.finish_last import FinishLast, is_grid
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.rfactor import RFactor
@@ -34,7 +35,7 @@ LAUNCH = 5000  # cycles of another launch
 COUNTING = 2500  # until a block knows that it is the last one
 READS = 32  # bytes that a block reads in a cycle, of what others have just written
 BANDWIDTH = 2400  # and all blocks together
-BESIDE = 16  # loads of a thread that are on their way at a time
+BESIDE = 8  # loads of a thread, for each total, that are on their way at a time
 
 
 def pays(size: int, blocks: int) -> bool:
@@ -120,10 +121,36 @@ def schedule_ends(s: Scheduler, head: Group) -> None:
     for x in tail:
         if x.axes:
             s.do(ComputeInline(x.name))
-    for x in tail:
-        if x.is_reduce:
-            _by_threads(s, x.name, threads)
+    _by_threads(s, [x.name for x in tail if x.is_reduce], threads)
     finish_last(s)
+
+
+def _by_threads(s: Scheduler, sums: list[str], threads: int) -> None:
+    """Reductions by the threads of a block, each of which has partial results. Those of as many
+    elements share loops, so that what they read is on its way at the same time."""
+    flat = {x: _flat(s, x) for x in sums}
+    lanes = min(_lanes(s, x, s.loops(flat[x])[0]) for x in sums)
+    made: dict[str, _Loops] = {}
+    for x in sums:
+        loops = _Loops.of(s, x, flat[x], lanes, threads)
+        with_ = (y for y in made.values() if s.attempt(ComputeWith(loops.part, y.inner)))
+        if next(with_, None) is None:
+            made[x] = loops
+    for loops in made.values():
+        loops.spread(s)
+    for x in sums:
+        part = s.nest.buffer(f"{x}p")
+        s.do(Bind(f"{x}p.init.i{len(part.shape) - 1}", "thread.x"))
+        s.do(Bind(f"{flat[x]}.0.1" if lanes > 1 else f"{flat[x]}.1", "thread.x"))
+
+
+def _flat(s: Scheduler, stage: str) -> str:
+    """One loop over all that is reduced."""
+    first, *rest = (p.name for p in s.path(stage))
+    for k, inner in enumerate(rest):
+        s.do(Fuse(first, inner, f"{stage}.q{k}"))
+        first = f"{stage}.q{k}"
+    return first
 
 
 def _lanes(s: Scheduler, stage: str, loop: Loop) -> int:
@@ -134,31 +161,37 @@ def _lanes(s: Scheduler, stage: str, loop: Loop) -> int:
     return lanes if isinstance(loop.extent, int) and loop.extent % lanes == 0 else 1
 
 
-def _by_threads(s: Scheduler, stage: str, threads: int) -> None:
-    """A reduction by the threads of a block: each has partial results of vectors."""
-    first, *rest = (p.name for p in s.path(stage))
-    for k, inner in enumerate(rest):
-        s.do(Fuse(first, inner, f"{stage}.q{k}"))
-        first = f"{stage}.q{k}"
-    (loop,) = s.loops(first)
-    lanes = _lanes(s, stage, loop)
-    if lanes > 1:
-        s.do(Split(first, lanes))
-        first, lane = f"{first}.0", f"{first}.1"
-    else:
-        lane = ""
-    s.do(Split(first, threads))
-    turns, own, part = f"{first}.0", f"{first}.1", f"{stage}p"
-    s.do(RFactor(stage, (own,), part))
-    s.do(Bind(f"{part}.init.i{len(s.nest.buffer(part).shape) - 1}", "thread.x"))
-    s.do(Bind(moved(own, part), "thread.x"))
-    again = moved(turns, part)
-    if s.loops(again):
-        (count,) = (x.extent for x in s.loops(again))
-        if not isinstance(count, int) or count > BESIDE:
-            s.do(Split(again, BESIDE))
-            again = f"{again}.1"
-        s.do(Unroll(again, not isinstance(s.loops(again)[0].extent, int)))
-    if lane and s.loops(moved(lane, part)):
-        s.do(Vectorize(moved(lane, part)))
-    s.do(Bind(own, "thread.x"))
+@dataclass(frozen=True)
+class _Loops:
+    """The loops of partial results: turns of threads, threads, lanes ("" where there is one)."""
+
+    part: str
+    turns: str
+    own: str
+    lane: str
+
+    @classmethod
+    def of(cls, s: Scheduler, stage: str, flat: str, lanes: int, threads: int) -> _Loops:
+        lane, part = "", f"{stage}p"
+        if lanes > 1:
+            s.do(Split(flat, lanes))
+            flat, lane = f"{flat}.0", moved(f"{flat}.1", part)
+        s.do(Split(flat, threads))
+        s.do(RFactor(stage, (f"{flat}.1",), part))
+        return cls(part, moved(f"{flat}.0", part), moved(f"{flat}.1", part), lane)
+
+    @property
+    def inner(self) -> str:
+        return self.lane or self.own
+
+    def spread(self, s: Scheduler) -> None:
+        s.do(Bind(self.own, "thread.x"))
+        turns = self.turns
+        if s.loops(turns):
+            count = s.loops(turns)[0].extent
+            if not isinstance(count, int) or count > BESIDE:
+                s.do(Split(turns, BESIDE))
+                turns = f"{turns}.1"
+            s.do(Unroll(turns, not isinstance(s.loops(turns)[0].extent, int)))
+        if self.lane and s.loops(self.lane):
+            s.do(Vectorize(self.lane))
