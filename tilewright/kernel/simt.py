@@ -360,8 +360,7 @@ class _Block:
         """One value of every thread; those that differ only along the loops combined over have one
         result."""
         b = self.grid.nest.buffer(s.buffer)
-        if s.buffer not in self.memory:
-            raise RunError(f"{s.stage}: {s.buffer} is written where it is not allocated")
+        self._writable(s)
         ev = Reader(self, s.stage, env, who)
         v = as_dtype(np.broadcast_to(ev(s.value), who.shape), b.dtype)
         index = [np.broadcast_to(ev.dim(i), who.shape) for i in s.index]
@@ -373,8 +372,9 @@ class _Block:
                 key = key * self._width(axis) + self.coords[axis]
         f = _combine(str(s.function), b.dtype)
         flat = self.memory[s.buffer].reshape(-1)
+        order = np.argsort(who)  # the same always: equal values have equal bits
         for k in np.unique(key[who]):
-            mine = np.flatnonzero(key[who] == k)
+            mine = order[key[who[order]] == k]
             total = v[mine[0]]
             with np.errstate(all="ignore"):
                 for x in v[mine[1:]]:

@@ -117,7 +117,8 @@ def schedule_ends(s: Scheduler, head: Group) -> None:
     own = {x.name for x in head.stages}
     tail = [x for x in s.group.stages if x.name not in own]
     grids = [x for x in s.nest.body if is_grid(x)]
-    threads = block_size((grids[-1],))["thread.x"] if grids else 1
+    size = block_size((grids[-1],)) if grids else {}
+    threads = [(axis, n) for axis in ("thread.y", "thread.x") if (n := size.get(axis, 1)) > 1]
     for x in tail:
         if x.axes:
             s.do(ComputeInline(x.name))
@@ -125,23 +126,22 @@ def schedule_ends(s: Scheduler, head: Group) -> None:
     finish_last(s)
 
 
-def _by_threads(s: Scheduler, sums: list[str], threads: int) -> None:
+def _by_threads(s: Scheduler, sums: list[str], threads: list[tuple[str, int]]) -> None:
     """Reductions by the threads of a block, each of which has partial results. Those of as many
     elements share loops, so that what they read is on its way at the same time."""
     flat = {x: _flat(s, x) for x in sums}
     lanes = min(_lanes(s, x, s.loops(flat[x])[0]) for x in sums)
-    made: dict[str, _Loops] = {}
+    made: list[_Loops] = []
     for x in sums:
         loops = _Loops.of(s, x, flat[x], lanes, threads)
-        with_ = (y for y in made.values() if s.attempt(ComputeWith(loops.part, y.inner)))
-        if next(with_, None) is None:
-            made[x] = loops
-    for loops in made.values():
-        loops.spread(s)
-    for x in sums:
-        part = s.nest.buffer(f"{x}p")
-        s.do(Bind(f"{x}p.init.i{len(part.shape) - 1}", "thread.x"))
-        s.do(Bind(f"{flat[x]}.0.1" if lanes > 1 else f"{flat[x]}.1", "thread.x"))
+        shares = (y for y in made if s.attempt(ComputeWith(loops.part, y.inner)))
+        if next(shares, None) is None:
+            made.append(loops)
+        for k, (axis, _) in reversed(list(enumerate(threads))):
+            s.do(Bind(f"{loops.part}.init.i{k}", axis))
+            s.do(Bind(loops.own[k], axis))
+    for loops in made:
+        loops.spread(s, threads)
 
 
 def _flat(s: Scheduler, stage: str) -> str:
@@ -163,29 +163,36 @@ def _lanes(s: Scheduler, stage: str, loop: Loop) -> int:
 
 @dataclass(frozen=True)
 class _Loops:
-    """The loops of partial results: turns of threads, threads, lanes ("" where there is one)."""
+    """The loops of a reduction: those over its threads. Those of its partial results: turns of
+    threads, and lanes ("" where there is one)."""
 
     part: str
+    own: tuple[str, ...]
     turns: str
-    own: str
     lane: str
 
     @classmethod
-    def of(cls, s: Scheduler, stage: str, flat: str, lanes: int, threads: int) -> _Loops:
+    def of(
+        cls, s: Scheduler, stage: str, flat: str, lanes: int, threads: list[tuple[str, int]]
+    ) -> _Loops:
         lane, part = "", f"{stage}p"
         if lanes > 1:
             s.do(Split(flat, lanes))
             flat, lane = f"{flat}.0", moved(f"{flat}.1", part)
-        s.do(Split(flat, threads))
-        s.do(RFactor(stage, (f"{flat}.1",), part))
-        return cls(part, moved(f"{flat}.0", part), moved(f"{flat}.1", part), lane)
+        own: list[str] = []
+        for _, count in reversed(threads):
+            s.do(Split(flat, count))
+            flat, own = f"{flat}.0", [f"{flat}.1", *own]
+        s.do(RFactor(stage, tuple(own), part))
+        return cls(part, tuple(own), moved(flat, part), lane)
 
     @property
     def inner(self) -> str:
-        return self.lane or self.own
+        return self.lane or moved(self.own[-1], self.part)
 
-    def spread(self, s: Scheduler) -> None:
-        s.do(Bind(self.own, "thread.x"))
+    def spread(self, s: Scheduler, threads: list[tuple[str, int]]) -> None:
+        for own, (axis, _) in zip(self.own, threads, strict=True):
+            s.do(Bind(moved(own, self.part), axis))
         turns = self.turns
         if s.loops(turns):
             count = s.loops(turns)[0].extent
