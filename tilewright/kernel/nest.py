@@ -40,8 +40,8 @@ PLAIN = ("serial", "independent", "parallel", "unroll", "lane", "tensor", "libra
 KINDS = (*PLAIN, *BLOCKS, *THREADS)
 ANY_ORDER = ("independent", "parallel")
 # shared: one per block of threads; counter: global memory, zero before and after every launch, by
-# which blocks know which is the last (steps/finish_last.py); stack, heap, let: local, of legal nests
-# (memory.py and hoist.py of kernel/legal/); the others are explained at group.Buffer
+# which blocks know that they are the last (steps/finish_last.py); stack, heap, let: local, of legal
+# nests (memory.py and hoist.py of kernel/legal/); the others are explained at group.Buffer
 NEST_ROLES = ("product", "scan", "gathered", "described", "specialised")
 SCOPES = ("in", "out", "local", "register", "stack", "heap", "let", "shared", "counter", "memory")
 

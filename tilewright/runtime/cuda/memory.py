@@ -50,7 +50,8 @@ class Memory:
 
 def zero(device: Device, address: int, size: int, stream: int) -> None:
     """Some bytes of a GPU are zero for what follows on a stream."""
-    device.driver.call("cuMemsetD8Async", address, 0, size, stream)
+    if size:
+        device.driver.call("cuMemsetD8Async", address, 0, size, stream)
 
 
 class HostWords:
