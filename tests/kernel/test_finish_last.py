@@ -208,3 +208,13 @@ def test_the_total_of_a_matrix_is_one_launch() -> None:
     assert len(emit_kernels(legalise(nest, GPU), GPU).launches) == 1
     assert [type(s) for s in nest.body if not isinstance(s, Alloc)] == [Loop]
     judge(g, nest, {}, f32)
+
+
+def test_a_map_and_its_total_are_one_launch() -> None:
+    x = arg("x", 48, 96)
+    positive = build.cast(build.gt(x, 0.0), i64)
+    (g,) = groups(graph(build.relu(x), build.sum(positive, (0, 1), False)))
+    nest = scheduled(g)
+    made = emit_kernels(legalise(nest, GPU), GPU)
+    assert len(made.launches) == 1 and "st.global.v4" in assembly(made.text, GPU)
+    judge(g, nest, {}, f32)

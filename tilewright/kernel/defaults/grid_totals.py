@@ -11,9 +11,11 @@ those of its rows (graph/totals.py), and what is computed from them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from tilewright.base.errors import Refused
-from tilewright.ir.expr import loads
+from tilewright.ir import dim as D
+from tilewright.ir.expr import extent, loads
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.grid_lanes import VECTOR
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, contiguous
@@ -35,6 +37,7 @@ LAUNCH = 5000  # cycles of another launch
 COUNTING = 2500  # until a block knows that it is the last one
 READS = 32  # bytes that a block reads in a cycle, of what others have just written
 BANDWIDTH = 2400  # and all blocks together
+MOST = 1 << 16  # elements that one block reduces
 BESIDE = 8  # loads of a thread, for each total, that are on their way at a time
 
 
@@ -64,10 +67,8 @@ def before_totals(group: Group, again: bool) -> Group | None:
     known = _of_arguments(group)
     late = _late(group, known)
     head = tuple(x for x in group.stages if x.name not in late)
-    if not late or not any(x.is_reduce for x in head):
-        return None
     tail = [x for x in group.stages if x.name in late]
-    if any(x.ordered for x in tail):
+    if not tail or not head or any(x.ordered or _elements(x) > MOST for x in tail):
         return None
     read = {name for x in tail for name in _sources(x)} - (known if again else set())
     used = {x.name for x in head} | {name for x in head for name in _sources(x)}
@@ -79,6 +80,11 @@ def before_totals(group: Group, again: bool) -> Group | None:
     if not any(b.scope == "out" for b in buffers):
         return None
     return replace(group, buffers=buffers, stages=head)
+
+
+def _elements(x: Stage) -> int:
+    """How many a reduction has."""
+    return D.bounds(prod((extent(a) for a in x.raxes), start=1))[1]
 
 
 def _of_arguments(group: Group) -> set[str]:
