@@ -218,3 +218,11 @@ def test_a_map_and_its_total_are_one_launch() -> None:
     made = emit_kernels(legalise(nest, GPU), GPU)
     assert len(made.launches) == 1 and "st.global.v4" in assembly(made.text, GPU)
     judge(g, nest, {}, f32)
+
+
+def test_one_block_counts_nothing() -> None:
+    x = arg("x", 16, 64)
+    (g,) = groups(graph(build.relu(x), build.sum(x, (0, 1), False)))
+    nest = scheduled(g)
+    assert "FinishLast" in str(default_schedule(g, GPU)[0]) and "counter" not in nest_text(nest)
+    judge(g, nest, {}, f32)

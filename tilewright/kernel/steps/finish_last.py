@@ -58,7 +58,8 @@ class FinishLast(Step):
     follows is a grid too, each of its loops has to run over the same blocks as one of the first
     grid, on the same axis: there is a counter for each of these blocks, and the rest of one needs
     only what blocks of the same number have made. Statements before a grid that it has nothing to
-    do with, such as first values of the rest, become part of the rest. Synchronise afterwards.
+    do with, such as first values of the rest, become part of the rest. Where a grid has one block,
+    nothing is counted. Synchronise afterwards.
     """
 
     loop: str
@@ -90,9 +91,11 @@ class FinishLast(Step):
         self._fit(n, first, then)
         counters = [x for x in loops if x not in counted]
         self._ordered(n, first, tuple(loops), then, counters)
+        count = prod(x.extent for x in counted)
+        if count == 1:  # the only block is the last one
+            return replace(n, body=(*head, *_around(loops, (*first, *own, *then)), *others))
         where = tuple(D.as_int(x.var) for x in counters)
         made = Buffer(self.counter, i32, tuple(x.extent for x in counters), "counter")
-        count = prod(x.extent for x in counted)
         axes = thread_axes((*first, *then))
         one = Atomic(self.counter, "add", self.counter, where, const(1, i32), None, (said, (0,)))
         zero = Store(self.counter, self.counter, where, const(0, i32))
@@ -103,9 +106,7 @@ class FinishLast(Step):
             self._by_one(axes, one),
             If(last, (*own, *then, self._by_one(axes, zero))),
         )
-        for x in reversed(loops):
-            body = (x.around(body),)
-        out = (*head, Alloc(self.counter), *body, *others)
+        out = (*head, Alloc(self.counter), *_around(loops, body), *others)
         shared = Buffer(said, i32, (1,), "shared")
         return replace(n, body=out).with_buffer(made).with_buffer(shared)
 
@@ -172,6 +173,12 @@ class FinishLast(Step):
         for axis in reversed(axes):
             s = Loop(D.the_sym(D.var(f"{self.counter}.{axis[-1]}", 1)), axis, (s,))
         return s
+
+
+def _around(loops: list[Loop], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    for x in reversed(loops):
+        body = (x.around(body),)
+    return body
 
 
 def is_grid(s: Stmt) -> TypeGuard[Loop]:
