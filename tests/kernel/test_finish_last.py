@@ -131,6 +131,7 @@ BOTH = "Bind('t.i0', 'block.y')\nBind('t.i1', 'block.x')\nBind('y.i0', 'block.y'
         (TWO, "Bind('t.i0', 'block.x')\nBind('y.i1', 'thread.x')", "6 threads along thread.x"),
         (TWO, GRIDS.format("block.x"), "each block of t.i0 would do its own part"),
         (TWO, GRIDS.format("block.y"), "runs over other blocks"),
+        (TWO, "Bind('t.i0', 'block.x')\nParallel('y.i0')", "parallel y.i0 would be inside blocks"),
         (SHIFTED, BOTH, "y touches t.*, which blocks of another block.y touch as t"),
     ],
 )

@@ -10,6 +10,7 @@ from tilewright.ir.expr import cast, const, fn, index, load
 from tilewright.ir.types import i32, i64
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
+    ANY_ORDER,
     BLOCKS,
     THREADS,
     Alloc,
@@ -146,6 +147,9 @@ class FinishLast(Step):
         inside = [s for s, _ in walk((*first, *then))]
         plain = role_loop(first) is None and not any(isinstance(s, Await) for s in inside)
         self.need(plain, "a block with roles, or one that waits for earlier launches")
+        other = next((s for s in inside if isinstance(s, Loop) and s.kind in ANY_ORDER), None)
+        what = f"{other.kind} {other.name} would be inside blocks" if other is not None else ""
+        self.need(other is None, what, "Bind it instead")
         used = {s.name for s in inside if isinstance(s, Loop)}
         own = {f"{self.counter}.{axis[-1]}" for axis in THREADS}
         self.need(not used & own, f"there is a loop {min(used & own, default='')} already")
