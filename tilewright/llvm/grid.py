@@ -108,7 +108,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Kernels:
-    """A nest as code for a GPU. `scratch` is memory between launches, and counters; `dims` are sizes
+    """A nest as code for a GPU. `scratch` is memory between launches, and counters; `dims` sizes
     that each kernel takes after its buffers. All addresses are multiples of `alignment`."""
 
     text: str
