@@ -15,8 +15,8 @@ import tilewright as tw
 from tilewright import ops
 from tilewright.base.events import Log
 from tilewright.driver import api
-from tilewright.driver.looking.graph_run import in_double, judge
 from tilewright.driver.program.arrays import random_inputs, run_arrays
+from tilewright.driver.program.graph_run import in_double, judge
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph, input
 from tilewright.ir.types import TensorType, f32, f64

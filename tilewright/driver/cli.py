@@ -1,4 +1,5 @@
-"""The command line: `tilewright demo | compile | run | bench | explain | prove | mine | passes`."""
+"""The command line: `tilewright demo | compile | run | bench | explain | validate | bisect | prove |
+mine | passes`."""
 
 from __future__ import annotations
 
@@ -16,21 +17,23 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from tilewright import targets
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver.api import torch_side
 from tilewright.driver.looking import demo as demos
-from tilewright.driver.looking import mine, rules
+from tilewright.driver.looking import mine, rules, validate
 from tilewright.driver.looking.explain import Explanation, explain
-from tilewright.driver.looking.graph_run import judge
 from tilewright.driver.looking.inputs import FORM, Loaded, load, parse_type
 from tilewright.driver.program.arrays import random_array, random_inputs, run_arrays
 from tilewright.driver.program.default_passes import PRECISIONS, described, passes
+from tilewright.driver.program.graph_run import judge
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph
 from tilewright.superopt.vocabulary import VOCABULARIES
 
+_BISECT = "tilewright.driver.looking.bisect_torch"
 _COMPARE = "tilewright.driver.looking.compare"
 _TORCH_API = "tilewright.driver.torch.api"
 KERNEL_FORMS = ("group", "trace", "nest", "llvm", "assembly")
@@ -88,6 +91,8 @@ def argument_parser() -> argparse.ArgumentParser:
         ("compile", _compile, "compile a program and summarize the result"),
         ("run", _run, "compile a program, run it, and check it against eager"),
         ("explain", _explain, "show kernels, schedules, refusals, memory and compile time"),
+        ("validate", _validate, "judge every stage of a compile against the one before it"),
+        ("bisect", _bisect, "find the stage of a compile that makes results wrong"),
     ):
         made = command(name, do, about)
         made.add_argument("program", metavar="PROGRAM", help=FORM)
@@ -98,6 +103,8 @@ def argument_parser() -> argparse.ArgumentParser:
         made.add_argument("--passes", metavar="LIST", help="such as `tilewright passes` shows")
         if name == "compile":
             made.add_argument("--dump", type=Path, metavar="DIR", help="write every stage there")
+        if name in ("validate", "bisect"):
+            made.add_argument("--out", type=Path, metavar="FILE", help="write a reproducer there")
         if name == "explain":
             made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
             made.add_argument("--form", choices=KERNEL_FORMS, help="of that kernel (all)")
@@ -187,6 +194,41 @@ def _run(given: argparse.Namespace, console: Console) -> int:
     console.print(_error_table([("all results", found.error.ours, found.error.allowed)]))
     console.print(demos.verdict(found))
     return 0 if found.error.right else 1
+
+
+def _validate(given: argparse.Namespace, console: Console) -> int:
+    path = Path(given.program)
+    if path.suffix == validate.KERNEL:
+        reports = [validate.validate_kernel(*validate.read_kernel(path), targets.default())]
+    else:
+        reports = _stages(given, console, only_if_wrong=False)
+    status = validate.show(reports, given.out, given.passes, console)
+    if not status:
+        judged = sum(len(r.rows) for r in reports)
+        console.print(f"[green]right:[/] {judged} stages agree with the ones before them")
+    return status
+
+
+def _bisect(given: argparse.Namespace, console: Console) -> int:
+    reports = _stages(given, console, only_if_wrong=True)
+    if not any(r.rows for r in reports):
+        console.print("[green]right:[/] the results agree with float64, there is nothing to find")
+        return 0
+    return validate.show(reports, given.out, given.passes, console)
+
+
+def _stages(
+    given: argparse.Namespace, console: Console, only_if_wrong: bool
+) -> list[validate.Report]:
+    loaded, options = load(given.program), Options(passes=given.passes)
+    with demos.shown(console, f"judging {loaded.name}"):
+        if loaded.graph is not None:
+            judge = validate.bisect_graph if only_if_wrong else validate.validate_graph
+            return [judge(loaded.graph, options)]
+        bisect = torch_side(_BISECT, "taking a torch program apart").bisect
+        asked = {"strict": given.strict, "passes": given.passes}
+        inputs = _torch_inputs(loaded, given)
+        return bisect(loaded.program, inputs, options, only_if_wrong, **asked)
 
 
 def _rules(given: argparse.Namespace, console: Console) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combiner, identity
@@ -67,7 +67,7 @@ def evaluate(
         env[n] = as_dtype(a, n.dtype)
     for n in graph.nodes():
         if n not in env:
-            env[n] = _node(n, [env[x] for x in n.inputs], sizes)
+            env[n] = node_value(n, [env[x] for x in n.inputs], sizes)
     return [env[o] for o in graph.outputs]
 
 
@@ -83,36 +83,53 @@ def bind_dims(t: TensorType, shape: Sequence[int], sizes: dict[str, int], what: 
             raise Invalid(f"{what}: expected {t!r}, got shape {tuple(shape)}")
 
 
-def _node(n: Node, args: list[Any], sizes: Mapping[str, int]) -> Any:
+def node_value(
+    n: Node,
+    args: Sequence[Any],
+    sizes: Mapping[str, int],
+    evaluator: type[Evaluator] | None = None,
+) -> Any:
+    """The value of a node whose operands have these; by another arithmetic than that of the dtypes
+    where an evaluator is given."""
+    by = evaluator or Evaluator
     op = n.op
     if isinstance(op, Constant):
-        return np.array(op.literal.array)
+        return by.stored(op.literal.array, op.literal.dtype)
     if isinstance(op, Item):
         return args[0][op.k]
     if isinstance(op, Input):
         raise Invalid(f"{op.label} is used but is not an input of the graph")
     if hasattr(op, "interpret"):  # control flow: cond
+        if evaluator is not None:
+            raise Unsupported(f"{op.name} chooses by data what is computed")
         return op.interpret(args, lambda g, a: evaluate(g, a, sizes))  # type: ignore[attr-defined]
     if is_composed(op):
         out = op.compose(*n.inputs)  # type: ignore[attr-defined]
         outs = out if isinstance(out, tuple) else (out,)
         env: dict[Node, Any] = dict(zip(n.inputs, args, strict=True))
         for x in topological(outs, stop=n.inputs):
-            env[x] = _node(x, [env[y] for y in x.inputs], sizes)
+            env[x] = node_value(x, [env[y] for y in x.inputs], sizes, evaluator)
         vals = [env[o] for o in outs]
     else:
         types = tuple(x.ttype for x in n.inputs)
         ins, outs = definition(op, types)
         mem: dict[Tensor, Stored] = dict(zip(ins, args, strict=True))
         for t in stages(outs):
-            mem[t] = tensor(t, mem, sizes)
+            mem[t] = tensor(t, mem, sizes, by)
         vals = [mem[o] for o in outs]
     return tuple(vals) if isinstance(n.type, TupleType) else vals[0]
 
 
-def tensor(t: Tensor, mem: Mapping[Tensor, Stored], sizes: Mapping[str, int]) -> Stored:
+def tensor(
+    t: Tensor,
+    mem: Mapping[Tensor, Stored],
+    sizes: Mapping[str, int],
+    by: type[Evaluator] | None = None,
+) -> Stored:
     """Evaluate one definition whose inputs are in `mem`."""
     assert t.body is not None
+    by = by or Evaluator
+    by.require(t)
     shape = tuple(int(D.evaluate(d, sizes)) for d in t.shape)
     domain = tuple(int(D.evaluate(extent(a), sizes)) for a in t.axes)
     if t.kind == "compute":
@@ -120,7 +137,7 @@ def tensor(t: Tensor, mem: Mapping[Tensor, Stored], sizes: Mapping[str, int]) ->
             return tuple(np.zeros(shape, d.numpy) for d in t.dtype.items)
         if 0 in shape:
             return np.zeros(shape, t.dtype.numpy)
-        ev = Evaluator(mem, sizes, _grid(t, domain))
+        ev = by(mem, sizes, _grid(t, domain))
         found = ev(t.body)
         if isinstance(found, tuple):
             return tuple(np.array(np.broadcast_to(x, shape)) for x in found)
@@ -182,6 +199,40 @@ class Evaluator:
         self.sides: dict[_Masked, tuple[int, int]] = {}  # of a select: the masks of its two values
         self.memo: dict[_Masked, Any] = {}
 
+    # ---- arithmetic, which subclasses may replace
+
+    @classmethod
+    def stored(cls, array: np.ndarray, dtype: DType) -> np.ndarray:
+        """A constant of the program."""
+        return np.array(array)
+
+    @classmethod
+    def require(cls, t: Tensor) -> None:
+        """Refuses a definition that cannot be evaluated so."""
+
+    def number(self, value: Any, dtype: DType) -> np.ndarray:
+        return np.asarray(value, dtype=dtype.numpy)
+
+    def fitted(self, x: Any, dtype: DType) -> np.ndarray:
+        """A value as one of the dtype."""
+        return as_dtype(x, dtype)
+
+    def function(self, v: Fn, args: Sequence[Any]) -> Any:
+        """A scalar function or a cast of values."""
+        if v.name == "cast":
+            return cast(args[0], v.args[0].dtype, v.dtype)
+        return apply(v.name, args, v.dtype)
+
+    def folded(self, combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:
+        """A reduction over the last n axes."""
+        return _fold(combine, x, n, dtype)
+
+    def joined(self, combine: str, a: Any, b: Any, dtype: DType) -> Any:
+        """Two parts of a reduction put together."""
+        return apply(combine, [a, b], dtype)
+
+    # ---- what is evaluated, and where
+
     def __call__(self, v: Value) -> Any:
         root = (v, self._number(self.mask))
         if root not in self.memo:
@@ -220,7 +271,7 @@ class Evaluator:
         """x, whose operands are known."""
         v, mask = x
         if isinstance(v, Const):
-            return np.asarray(v.value, dtype=v.dtype.numpy)
+            return self.number(v.value, v.dtype)
         if isinstance(v, Index):
             return np.asarray(self.dim(v.dim), dtype=np.int64)
         if isinstance(v, Load):
@@ -231,15 +282,13 @@ class Evaluator:
         if v.name == "select":
             condition = self.memo[v.args[0], mask]
             a, b = (self.memo[y] for y in zip(v.args[1:], self.sides[x], strict=True))
-            return as_dtype(np.where(condition, a, b), v.dtype)
+            return self.fitted(np.where(condition, a, b), v.dtype)
         args = [self.memo[a, mask] for a in v.args]
         if v.name == "item":
             return args[0][int(args[1])]
         if v.name == "tuple":
             return tuple(args)
-        if v.name == "cast":
-            return cast(args[0], v.args[0].dtype, v.dtype)
-        return apply(v.name, args, v.dtype)
+        return self.function(v, args)
 
     def _load(self, v: Load) -> Any:
         a = self.mem[v.source]
@@ -267,7 +316,7 @@ class Evaluator:
             return self._combined(v, v.combine, exts)
         neutral = identity(v.combine, v.dtype)
         assert isinstance(neutral, Const)
-        zero = np.asarray(neutral.value, dtype=v.dtype.numpy)
+        zero = self.number(neutral.value, v.dtype)
         if 0 in exts:
             return zero
         rank = max((np.ndim(x) for x in self.env.values()), default=0)
@@ -290,9 +339,9 @@ class Evaluator:
             full = np.broadcast_shapes((1,) * (rank + len(inner)), x.shape)
             tail = tuple(int(self.dim(extent(a))) for a in inner)
             x = np.broadcast_to(x, full[: len(full) - len(inner)] + tail)
-            part = _fold(v.combine, x, len(inner), v.dtype)
-            acc = part if acc is None else apply(v.combine, [acc, part], v.dtype)
-        return as_dtype(acc, v.dtype)
+            part = self.folded(v.combine, x, len(inner), v.dtype)
+            acc = part if acc is None else self.joined(v.combine, acc, part, v.dtype)
+        return self.fitted(acc, v.dtype)
 
     def _combined(self, v: Reduce, c: Combiner, exts: list[int]) -> Any:
         """Point after point: a user's combiner is no ufunc."""
