@@ -1,5 +1,5 @@
-"""The command line: `tilewright demo | compile | run | bench | explain | validate | bisect | prove |
-mine | passes`."""
+"""The command line: `tilewright demo | compile | run | bench | explain | validate | bisect | prove
+| mine | passes`."""
 
 from __future__ import annotations
 

@@ -99,13 +99,7 @@ class Equivalence:
         self, graph: Graph, points: Sequence[Point], special: Sequence[Point] = ()
     ) -> None:
         self.points = list(points)
-        try:
-            self.values = [Values(graph, p) for p in points]
-            for v in self.values:
-                for o in graph.outputs:
-                    v(o)
-        except (TilewrightError, IndexError):  # an operator that has no form in float64
-            self.values = [Values(graph, p, double=False) for p in points]
+        self.values = [Values(graph, p) for p in points]
         self.plain = [Values(graph, p, double=False) for p in (*points, *special)]
         self.rounds = False
         self._known: dict[str, tuple[str, float]] = {}

@@ -11,10 +11,10 @@ import numpy as np
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.traverse import operands_first
 from tilewright.graph.classify import flops
-from tilewright.graph.in_double import Doubled
 from tilewright.graph.specialise import graph_symbols
 from tilewright.ir.agreement import drawn, small_sizes
-from tilewright.ir.interpret import bind_dims, node_value
+from tilewright.ir.in_double import Doubles
+from tilewright.ir.interpret import Evaluator, bind_dims, node_value
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.operator import composition, is_composed
 from tilewright.ir.types import TupleType, as_dtype, f64
@@ -40,20 +40,17 @@ class Values:
 
     def __init__(self, graph: Graph, point: Point, double: bool = True) -> None:
         self.double, self.sizes = double, dict(point.sizes)
-        self._wide = Doubled()
+        self._by = Doubles if double else Evaluator
         self.known: dict[Node, Any] = {}
         for n, a in zip(graph.inputs, point.arrays, strict=True):
             bind_dims(n.ttype, a.shape, self.sizes, str(n.op))
-            self.known[self._node(n)] = as_dtype(as_dtype(a, n.dtype), self._node(n).dtype)
-
-    def _node(self, n: Node) -> Node:
-        return self._wide(n) if self.double else n
+            self.known[n] = self._by.stored(as_dtype(a, n.dtype), n.dtype)
 
     def __call__(self, n: Node) -> Any:
-        n = self._node(n)
         with np.errstate(all="ignore"):
             for x in operands_first(n, lambda y: y.inputs, self.known):
-                self.known[x] = node_value(x, [self.known[y] for y in x.inputs], self.sizes)
+                operands = [self.known[y] for y in x.inputs]
+                self.known[x] = node_value(x, operands, self.sizes, self._by)
         return self.known[n]
 
     def dtype(self, n: Node) -> Any:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.graph.build import arg, build, graph, weight
-from tilewright import rewrites
+from tests.driver.program.planted_faults import (
+    PLANTED,
+    Planted,
+    changed_step,
+    difference,
+    doubled,
+    of,
+    product,
+    row_sums,
+)
+from tests.graph.build import arg, build, graph, softmax, weight
+from tests.graph.random_graphs import random_graph
+from tests.seeds import drawn
 from tilewright.base import knobs
 from tilewright.base.events import Log
 from tilewright.driver.looking.validate import (
@@ -19,36 +29,27 @@ from tilewright.driver.looking.validate import (
     validate_graph,
     validate_kernel,
 )
-from tilewright.driver.program.default_passes import passes
+from tilewright.driver.program import compile as compiler
+from tilewright.driver.program import validated_kernels, validation
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
-from tilewright.driver.program.validation import Fault
-from tilewright.graph import fold
-from tilewright.graph.channels import ChannelsLast
-from tilewright.graph.long_concats import LongConcats
-from tilewright.graph.pack import PackOperands
+from tilewright.driver.program.schedules import Schedules
+from tilewright.driver.program.validation import Fault, Wrong
+from tilewright.graph.cluster import Cluster, Fused
+from tilewright.graph.equivalence import BITS, DOUBLE, MODULAR, REALS, Equivalence, Judged
+from tilewright.graph.memory import Plan
+from tilewright.graph.values import random_point
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Value, const, fn
-from tilewright.ir.node import Graph, Node, constant, node, rebuild
-from tilewright.ir.passes import Pass
-from tilewright.ir.pattern import Match, Rule, Var, make, op
-from tilewright.ir.rewrite import RuleSet
+from tilewright.ir.expr import fn
+from tilewright.ir.node import Graph, Node, input, item, node
+from tilewright.ir.positions import static
 from tilewright.ir.text import parse_graph
-from tilewright.ir.types import DType, f32, i32
-from tilewright.kernel import legal
-from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Nest, Stmt, Store, transform
-from tilewright.kernel.step import Step
-from tilewright.kernel.steps.compute_at import ComputeAt
-from tilewright.kernel.steps.peel import Peel
-from tilewright.kernel.steps.rfactor import RFactor
-from tilewright.kernel.steps.split import Split
-from tilewright.kernel.steps.vectorize import Vectorize
-from tilewright.llvm.addresses import Addresses
-from tilewright.llvm.scalars import Arith
-from tilewright.targets import default
-
-x, y = Var("x"), Var("y")
+from tilewright.ir.types import TensorType, f32, f64
+from tilewright.kernel.group import Group
+from tilewright.kernel.steps.bind import Bind
+from tilewright.ops.control import Cond
+from tilewright.rewrites.proofs import modular
+from tilewright.targets import default, get
 
 
 @pytest.fixture(autouse=True)
@@ -56,387 +57,6 @@ def no_cache() -> Iterator[None]:
     """What a planted fault compiles is not for others, nor is theirs for it."""
     with knobs.cache.override(False):
         yield
-
-
-# ---- planted faults
-
-
-Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-@dataclass(frozen=True)
-class Planted:
-    """A fault, a program that it makes wrong, and where it has to be found."""
-
-    name: str
-    plant: Plant
-    graph: Callable[[], Graph]
-    stage: str
-    place: str  # the beginning of the pass's, step's or rewriting's name
-    rule: str = ""
-    operator: str = ""
-    passes: Callable[[], Any] = lambda: None
-    # Seen only at points with infinities and NaN: results at others are right.
-    special: bool = False
-    trace: str = ""  # the schedule of its kernel, the same on every machine
-
-
-def rule(new: Rule) -> Plant:
-    """A rule besides those that there are."""
-
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        known = rewrites.rules
-
-        def rules(changes: str = "nothing", families: tuple[str, ...] = ()) -> RuleSet:
-            table = dict(known(changes, families).by_root)
-            if not families:
-                table[new.root] = (new, *table.get(new.root, ()))
-            return RuleSet(table)
-
-        monkeypatch.setattr(rewrites, "rules", rules)
-
-    return plant
-
-
-def unguarded(name: str) -> Plant:
-    """A rule that there is, without its guard."""
-    (known,) = (r for r in rewrites.all_rules() if r.name == name)
-    return rule(replace(known, name=f"{name}-unguarded", when=None))
-
-
-def _reversed(m: Match) -> Node:
-    """Two permutations put together in the wrong order."""
-    outer, inner = m.op(0).perm, m.op(1).perm
-    return make("permute", m.x, perm=tuple(outer[k] for k in inner))
-
-
-def changed_pass(cls: type[Pass], change: Callable[[Node], Node]) -> Plant:
-    """A pass that also does something wrong."""
-
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        real = cls.apply
-
-        def apply(self: Pass, program: Graph, log: Log) -> Graph:
-            return rebuild(real(self, program, log), change)
-
-        monkeypatch.setattr(cls, "apply", apply)
-
-    return plant
-
-
-@dataclass(frozen=True)
-class SwapsOperands(Pass):
-    """Takes the wrong operand from the other."""
-
-    def apply(self, program: Graph, log: Log) -> Graph:
-        return rebuild(program, _swapped)
-
-
-def _swapped(n: Node) -> Node:
-    return node(n.op, n.inputs[1], n.inputs[0]) if n.op.name in ("sub", "concat") else n
-
-
-def _scaled(n: Node) -> Node:
-    return build.mul(n, 2.0) if n.op.name == "exp" else n
-
-
-def _turned(n: Node) -> Node:
-    """Filters are turned upside down."""
-    if n.op.name != "arranged" or len(n.inputs) < 2:
-        return n
-    return node(n.op, n.inputs[0], build.flip(n.inputs[1], (2,)))
-
-
-def wrongly_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = fold.evaluate
-    monkeypatch.setattr(fold, "evaluate", lambda g, a: [v + 1 for v in real(g, a)])
-
-
-def changed_step(cls: type[Step], change: Callable[[Nest], Nest]) -> Plant:
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        real = cls.apply
-        monkeypatch.setattr(cls, "apply", lambda self, n: change(real(self, n)))
-
-    return plant
-
-
-def without_tail(n: Nest) -> Nest:
-    return replace(n, body=n.body[:-1]) if len(n.body) > 1 else n
-
-
-def stores(fits: Callable[[Store], bool], new: Callable[[Value], Value]) -> Any:
-    """Some stores of a nest get another value."""
-
-    def change(s: Stmt) -> tuple[Stmt, ...]:
-        return (replace(s, value=new(s.value)),) if isinstance(s, Store) and fits(s) else (s,)
-
-    return lambda n: replace(n, body=transform(n.body, change))
-
-
-from_one = stores(lambda s: s.buffer == "t1p" and s.combine is None, lambda v: const(1.0, f32))
-doubled = stores(lambda s: s.buffer == "y0", lambda v: fn("add", v, v))
-subtracted = stores(lambda s: s.combine == "add" and s.buffer == "t1", lambda v: fn("neg", v))
-lost = stores(lambda s: s.combine is None and s.buffer == "y0", lambda v: const(0.0, f32))
-
-
-def legal_change(name: str, change: Callable[[Nest], Nest]) -> Plant:
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        real = legal.REWRITINGS[name]
-        monkeypatch.setitem(legal.REWRITINGS, name, lambda n, t: change(real(n, t)))
-
-    return plant
-
-
-def emitted(old: str, new: str) -> Plant:
-    """Code has one function for another."""
-
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        real = Arith.apply
-
-        def apply(self: Arith, name: str, *rest: Any) -> str:
-            return real(self, new if name == old else name, *rest)
-
-        monkeypatch.setattr(Arith, "apply", apply)
-
-    return plant
-
-
-def other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Arith.const
-
-    def const(self: Arith, v: float | int | bool, d: DType, lanes: int) -> str:
-        return real(self, 2 * v if d.is_float else v, d, lanes)
-
-    monkeypatch.setattr(Arith, "const", const)
-
-
-def other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every element that is read is the first one."""
-    real = Addresses.linear
-
-    def linear(self: Addresses, b: Buffer, index: tuple[D.Dim, ...]) -> D.Dim:
-        return 0 if b.scope == "in" else real(self, b, index)
-
-    monkeypatch.setattr(Addresses, "linear", linear)
-
-
-def difference() -> Graph:
-    return graph(build.sub(arg("x", 33), arg("y", 33)))
-
-
-def row_sums() -> Graph:
-    return graph(build.sum(build.exp(arg("x", 5, 40)), (1,), False))
-
-
-def product() -> Graph:
-    return graph(build.relu(build.matmul(arg("x", 5, 8), weight("w", 8, 6))))
-
-
-def of(f: Callable[..., Node], *shape: int) -> Callable[[], Graph]:
-    count = f.__code__.co_argcount
-    return lambda: graph(f(*(arg(k, *shape) for k in "ab"[:count])))
-
-
-def images() -> Graph:
-    return graph(build.conv(arg("x", 1, 3, 5, 5), weight("w", 4, 3, 3, 3), padding=1))
-
-
-MAP = """
-Split(loop='y0.i0', factor=16)
-Peel(loop='y0.i0.0')
-Vectorize(loop='y0.i0.1')
-"""
-SUMS = """
-ComputeInline(stage='t0')
-ComputeAt(stage='t1', at='y0.i0')
-Split(loop='t1.r0', factor=16)
-RFactor(stage='t1', loops_kept=('t1.r0.1',), into='t1p')
-Peel(loop='t1p.r0.0')
-Vectorize(loop='t1p.r0.1')
-"""
-
-
-def of_step(
-    name: str,
-    cls: type[Step],
-    change: Callable[[Nest], Nest],
-    program: Callable[[], Graph],
-    trace: str,
-) -> Planted:
-    plant = changed_step(cls, change)
-    return Planted(name, plant, program, "step", f"{cls.__name__}(", trace=trace)
-
-
-PLANTED = (
-    # rules
-    Planted(
-        "a - b becomes a + b",
-        rule(Rule("sub-wrong", x - y, x + y)),
-        of(lambda a, b: build.exp(build.sub(a, b)), 3, 4),
-        "pass",
-        "Simplify",
-        "sub-wrong",
-        "sub",
-    ),
-    Planted(
-        "relu becomes nothing",
-        rule(Rule("no-relu", op.relu(x), x)),
-        product,
-        "pass",
-        "Simplify",
-        "no-relu",
-        "relu",
-    ),
-    Planted(
-        "a scale is lost",
-        rule(Rule("no-scale", x * 2.0, x)),
-        of(lambda a: build.tanh(build.mul(build.sin(a), 2.0)), 6),
-        "pass",
-        "Simplify",
-        "no-scale",
-        "mul",
-    ),
-    Planted(
-        "permutations in the wrong order",
-        rule(Rule("permutes-wrong", op.permute(op.permute(x)), _reversed)),
-        of(lambda a: build.permute(build.permute(a, (1, 2, 0)), (0, 2, 1)), 3, 3, 3),
-        "pass",
-        "Simplify",
-        "permutes-wrong",
-        "permute",
-    ),
-    Planted(
-        "only half of a double negation",
-        rule(Rule("neg-neg-wrong", op.neg(op.neg(x)), op.neg(x))),
-        of(lambda a: build.neg(build.neg(build.exp(a))), 5),
-        "pass",
-        "Simplify",
-        "neg-neg-wrong",
-        "neg",
-    ),
-    Planted(
-        "a sum of products as a product of sums",
-        rule(Rule("sums-wrong", op.sum(x * y), lambda m: build.mul(*_sums(m)))),
-        of(lambda a, b: build.sum(build.mul(a, b), (0,), True), 4, 4),
-        "pass",
-        "Simplify",
-        "sums-wrong",
-        "sum",
-    ),
-    # guards
-    Planted(
-        "the root of a square, of any sign",
-        rule(Rule("sqrt-square", op.sqrt(op.square(x)), x)),
-        of(lambda a: build.sqrt(build.square(a)), 9),
-        "pass",
-        "Simplify",
-        "sqrt-square",
-        "sqrt",
-    ),
-    Planted(
-        "casts through integers",
-        rule(Rule("cast-cast-wrong", op.cast(op.cast(x)), x)),
-        of(lambda a: build.cast(build.cast(build.mul(a, 4.0), i32), f32), 9),
-        "pass",
-        "Simplify",
-        "cast-cast-wrong",
-        "cast",
-    ),
-    Planted(
-        "x - x is 0, of infinities too",
-        unguarded("sub-self-whole"),
-        of(lambda a: build.sub(a, a), 16),
-        "pass",
-        "Simplify",
-        "sub-self-whole-unguarded",
-        "sub",
-        special=True,
-    ),
-    Planted(
-        "0 times infinity is 0",
-        unguarded("mul-0-whole"),
-        of(lambda a: build.mul(a, 0.0), 16),
-        "pass",
-        "Simplify",
-        "mul-0-whole-unguarded",
-        "mul",
-        special=True,
-    ),
-    Planted(
-        "a + 0 is a, of -0 too",
-        rule(Rule("add-0-wrong", x + 0.0, x)),
-        of(lambda a: build.add(a, 0.0), 16),
-        "pass",
-        "Simplify",
-        "add-0-wrong",
-        "add",
-        special=True,
-    ),
-    # passes
-    Planted(
-        "a user's pass",
-        lambda monkeypatch: None,
-        of(lambda a, b: build.exp(build.sub(a, b)), 3, 4),
-        "pass",
-        "SwapsOperands",
-        operator="sub",
-        passes=lambda: passes().before("Decompose", SwapsOperands()),
-    ),
-    Planted(
-        "folded constants",
-        wrongly_folded,
-        lambda: graph(build.mul(arg("x", 3), build.exp(_ramp()))),
-        "pass",
-        "FoldConstants",
-        operator="exp",
-    ),
-    Planted(
-        "packed operands",
-        changed_pass(PackOperands, _scaled),
-        lambda: graph(build.matmul(build.exp(arg("x", 5, 8)), weight("w", 8, 6))),
-        "pass",
-        "PackOperands",
-        operator="exp",
-    ),
-    Planted(
-        "parts of a concatenation",
-        changed_pass(LongConcats, _swapped),
-        of(lambda a, b: build.tanh(build.concat([a, b], 0)), 3, 4),
-        "pass",
-        "LongConcats",
-        operator="concat",
-    ),
-    Planted(
-        "images with channels last",
-        changed_pass(ChannelsLast, _turned),
-        images,
-        "pass",
-        "ChannelsLast",
-        operator="conv_valid",
-    ),
-    # steps
-    of_step("no tail", Peel, without_tail, difference, MAP),
-    of_step("sums from 1", RFactor, from_one, row_sums, SUMS),
-    of_step("minus for plus", Vectorize, subtracted, row_sums, SUMS),
-    of_step("twice", Split, doubled, difference, MAP),
-    of_step("results lost", ComputeAt, lost, row_sums, SUMS),
-    # what a target needs
-    Planted("legal loops", legal_change("hoist", doubled), difference, "legal", "hoist"),
-    # code
-    Planted("a sum for a difference", emitted("sub", "add"), difference, "emission", "k_"),
-    Planted("a minimum", emitted("max", "min"), of(lambda a: build.relu(a), 7), "emission", "k_"),
-    Planted("numbers", other_numbers, of(lambda a: build.mul(a, 3.0), 7), "emission", "k_"),
-    Planted("addresses", other_addresses, difference, "emission", "k_"),
-)
-
-
-def _ramp() -> Node:
-    return constant(np.array([1.0, 2.0, 3.0]), f32)
-
-
-def _sums(m: Match) -> tuple[Node, Node]:
-    o = m.op(0)
-    return node(o, m.x), node(o, m.y)
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda p: p.name)
@@ -468,3 +88,173 @@ def _again(fault: Fault, options: Options) -> tuple[str, str]:
     found = validate_graph(parse_graph(fault.reproducer), options).fault
     assert found is not None
     return found.stage, found.name
+
+
+# ---- between kernels
+
+
+def test_a_group_that_is_not_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Schedules.kernel_of
+
+    def kernel_of(self: Schedules, c: Cluster, p: Plan) -> tuple[Cluster, Group]:
+        cluster, group = real(self, c, p)
+        *rest, last = group.stages
+        return cluster, replace(group, stages=(*rest, replace(last, value=fn("neg", last.value))))
+
+    monkeypatch.setattr(Schedules, "kernel_of", kernel_of)
+    fault = bisect_graph(difference(), Options()).fault
+    assert fault is not None and (fault.stage, fault.operator) == ("group", "sub")
+
+
+def test_values_that_overwrite_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are right, and the memory that they are given is not."""
+    real = compiler.plan
+
+    def plan(fused: Fused) -> Plan:
+        made = real(fused)
+        return replace(made, offsets=dict.fromkeys(made.offsets, 0))
+
+    monkeypatch.setattr(compiler, "plan", plan)
+    x, w = arg("x", 8, 8), arg("w", 8, 8)
+    two = [build.matmul(build.sin(x), w), build.matmul(build.cos(x), w)]
+    fault = bisect_graph(graph(build.matmul(*two)), Options()).fault
+    assert fault is not None and fault.stage == "program"
+
+
+# ---- programs that are right
+
+
+@pytest.mark.parametrize("seed", drawn(range(30), 2))
+def test_random_graphs_are_right(seed: int) -> None:
+    report = validate_graph(random_graph(seed, 12), Options())
+    assert report.right, report.fault
+    assert {r.stage for r in report.rows} >= {"pass", "weights", "fusion", "program"}
+
+
+@pytest.mark.parametrize("target", ["cuda:90", "arm64", "x86-64-v3"])
+def test_for_other_machines_all_but_code_is_judged(target: str) -> None:
+    report = validate_graph(product(), Options(target=get(target)))
+    assert report.right, report.fault
+    assert {r.stage for r in report.rows} >= {"pass", "fusion", "kernel"}
+
+
+def test_a_wrong_step_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one: blocks and threads run on numpy."""
+    changed_step(Bind, doubled)(monkeypatch)
+    fault = validate_graph(difference(), Options(target=get("cuda:90"))).fault
+    assert fault is not None and fault.stage == "step" and fault.name.startswith("Bind(")
+
+
+def test_symbolic_sizes() -> None:
+    n = D.sym("N", 2)
+    x, w = arg("x", n, 8), weight("w", 8, 6)
+    program = graph(build.sum(softmax(build.matmul(x, w)), (1,), False))
+    assert (report := validate_graph(program, Options())).right, report.fault
+
+
+def test_branches() -> None:
+    a = input("a", TensorType(f32, (4,)))
+    then, other = Graph("t", (a,), (build.exp(a),)), Graph("o", (a,), (build.neg(a),))
+    x = arg("x", 4)
+    made = node(Cond(then, other), build.gt(build.sum(x, (0,), False), 0.0), x)
+    assert (report := validate_graph(graph(item(made, 0)), Options())).right, report.fault
+
+
+def test_what_is_too_large_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "MOST_WORK", 10)
+    monkeypatch.setattr(validated_kernels, "MOST_POINTS", 10)
+    report = validate_graph(row_sums(), Options())
+    assert report.right and report.rows
+    assert all(r.how.startswith("not ") for r in report.rows)
+
+
+# ---- methods
+
+
+def judged(before: Node, after: Node) -> Judged:
+    first, second = graph(before), graph(after)
+    whole = Graph("both", graph(before, after).inputs, first.outputs)
+    points = [random_point(whole, k) for k in range(2)]
+    second = Graph("both", whole.inputs, second.outputs)
+    return Equivalence(whole, points).judge(whole, second)
+
+
+def test_each_piece_is_judged_by_the_strongest_method() -> None:
+    a, b = arg("a", 3, 4), arg("b", 3, 4)
+    assert judged(build.neg(build.neg(a)), build.mul(a, 1.0)).method == BITS
+    found = judged(build.mul(a, build.add(a, b)), build.add(build.mul(a, a), build.mul(a, b)))
+    assert found.method == REALS
+    # A power of a sum: many operators, none of which has the value of another.
+    fourth = build.square(build.square(build.add(a, build.sin(b))))
+    found = judged(fourth, _written_out(a, build.sin(b)))
+    assert found.method == MODULAR and 0 < found.chance < 1e-12
+    sines = build.add(build.square(build.sin(a)), build.square(build.cos(a)))
+    found = judged(
+        build.add(sines, build.log(build.exp(b))), build.add(build.exp(build.sub(a, a)), b)
+    )
+    assert found.method == DOUBLE and "1e-09" in found.bound
+
+
+def _written_out(a: Node, b: Node) -> Node:
+    """(a + b)**4"""
+    total = build.mul(_power(a, 4), 1.0)
+    for k, count in ((3, 4.0), (2, 6.0), (1, 4.0), (0, 1.0)):
+        total = build.add(total, build.mul(build.mul(_power(a, k), _power(b, 4 - k)), count))
+    return total
+
+
+def _power(x: Node, k: int) -> Node:
+    out = build.add(build.mul(x, 0.0), 1.0)
+    for _ in range(k):
+        out = build.mul(out, x)
+    return out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda a, b: (build.maximum(a, b), a),
+        lambda a, b: (build.relu(a), a),
+        lambda a, b: (build.mul(a, b), build.add(a, b)),
+        lambda a, b: (build.sum(a, (0,), True), build.sum(b, (0,), True)),
+        lambda a, b: (build.exp(a), build.mul(build.exp(a), 1.0 + 1e-6)),
+        lambda a, b: (build.sub(a, b), build.sub(b, a)),
+    ],
+    ids=["max", "relu", "mul", "sum", "scale", "sub"],
+)
+def test_what_differs_is_named(wrong: Callable[[Node, Node], tuple[Node, Node]]) -> None:
+    before, after = wrong(arg("a", 3, 4, dtype=f64), arg("b", 3, 4, dtype=f64))
+    found = judged(before, after).difference
+    assert found is not None and found.before is before
+
+
+def test_modulo_a_prime() -> None:
+    a, b = arg("a", 3, 4), arg("b", 4, 2)
+    product = build.matmul(a, b)
+    again = build.sum(
+        build.mul(build.reshape(a, (3, 4, 1)), build.reshape(b, (1, 4, 2))), (1,), False
+    )
+    rng = np.random.default_rng(0)
+    given = {n: modular.random_residues(static(n.shape), rng) for n in (a, b)}
+    x, y, z = modular.values_of((product, again, build.neg(product)), given, {})
+    assert np.array_equal(x, y) and not np.array_equal(x, z)
+    exact = np.array(
+        [[sum(map(int.__mul__, r, c)) for c in given[b].T.tolist()] for r in given[a].tolist()],
+        object,
+    )
+    assert np.array_equal(x, exact % modular.PRIME)
+    assert modular.degree(product, given) == 2
+    assert modular.degree(build.div(product, build.square(product)), given) == 6
+
+
+# ---- validate=True
+
+
+def test_a_wrong_compile_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    program = of(lambda a, b: build.exp(build.sub(a, b)), 3, 4)()
+    compile_graph(program, Options(validate=True), log)
+    assert any("pass Decompose" in e.message for e in log.of("validate"))
+    PLANTED[0].plant(monkeypatch)
+    with pytest.raises(Wrong, match="pass Simplify, rule sub-wrong, operator sub"):
+        compile_graph(program, Options(validate=True))

@@ -200,7 +200,8 @@ def _program(n: torch.fx.Node, tensors: Sequence[torch.Tensor]) -> str:
     code = torch.fx.GraphModule({}, graph).code.strip()
     code = code.replace("def forward(self, ", "def fault(")
     made = ", ".join(map(_random, tensors))
-    return f"import torch\nfrom torch import device, inf, nan\n\n\n{code}\n\n\nfault_inputs = ({made},)\n"
+    head = "import torch\nfrom torch import device, inf, nan\n"
+    return f"{head}\n\n{code}\n\n\nfault_inputs = ({made},)\n"
 
 
 def _random(x: torch.Tensor) -> str:

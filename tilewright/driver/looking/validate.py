@@ -1,4 +1,4 @@
-"""`tilewright validate` and `tilewright bisect`: every stage of a compile against the one before it,
+"""`tilewright validate` and `tilewright bisect`: every stage of a compile against the one before,
 and the one that is wrong with a small reproducer."""
 
 from __future__ import annotations

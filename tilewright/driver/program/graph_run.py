@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.graph.in_double import in_double
+from tilewright.ir.in_double import in_double
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.narrow import FORMATS
 from tilewright.ir.node import Graph
@@ -37,7 +37,7 @@ def judge(
     sizes: Mapping[str, int] | None = None,
 ) -> list[Judged]:
     """Is what native code gave right?"""
-    own, exact = evaluate(graph, arrays, sizes), evaluate(in_double(graph), arrays, sizes)
+    own, exact = evaluate(graph, arrays, sizes), in_double(graph, arrays, sizes)
     out = []
     for o, x, y, z in zip(graph.outputs, got, own, exact, strict=True):
         t = o.ttype

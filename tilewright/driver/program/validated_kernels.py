@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import prod
 
 import numpy as np
 
@@ -21,15 +21,15 @@ from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.interpret import run, run_group
 from tilewright.kernel.legal import REWRITINGS
 from tilewright.kernel.nest import Nest, start
-from tilewright.kernel.step import Trace, print_trace
+from tilewright.kernel.step import Trace, apply, print_trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.text import group_text
 from tilewright.runtime.native import NativeKernel
 
-# Points of a kernel's loops that the interpreter runs at all: a thousand of them take a millisecond,
-# or a hundred where loops cannot be run at once.
+# Points of a kernel's loops that the interpreter runs at all: a thousand take a millisecond, or a
+# hundred where loops cannot be run at once.
 MOST_POINTS = 1 << 20
-# After so many seconds only the loops after the last step are run, and others where these are wrong.
+# After so many seconds only the loops after the last step are run; others where these are wrong.
 SECONDS = 10.0
 SEEDS = 2  # the first of small whole numbers, whose sums are exact in any order
 _INTEGERS = (10, 2, 1)  # integers are drawn below these in turn, so that they can be indices
@@ -153,12 +153,12 @@ class _Judging:
             if k < len(self.trace) and time.perf_counter() > self.until:
                 continue
             self.judged += 1
-            if self._wrong(nest, k) is not None:
+            if self.wrong(nest, k) is not None:
                 return self._of_step(self._first_wrong(nests, right), nests)
             right = k
         for name, rewriting in REWRITINGS.items():
             after = rewriting(nest, self.target)
-            said = self._wrong(after, len(self.trace)) if after != nest else None
+            said = self.wrong(after, len(self.trace)) if after != nest else None
             if said is not None:
                 return KernelFault("legal", name, said, self.trace)
             nest = after
@@ -166,7 +166,7 @@ class _Judging:
         return None if said is None else KernelFault("emission", nest.name, said, self.trace)
 
     def _of_step(self, k: int, nests: list[Nest]) -> KernelFault:
-        said = self._wrong(nests[k], k) or ""
+        said = self.wrong(nests[k], k) or ""
         return KernelFault("step", str(self.trace[k - 1]), said, self.trace[:k])
 
     def _first_wrong(self, nests: list[Nest], right: int) -> int:
@@ -174,13 +174,13 @@ class _Judging:
         wrong = len(nests) - 1
         while wrong - right > 1:
             middle = (right + wrong) // 2
-            if self._wrong(nests[middle], middle) is None:
+            if self.wrong(nests[middle], middle) is None:
                 right = middle
             else:
                 wrong = middle
         return wrong
 
-    def _wrong(self, nest: Nest, steps: int) -> str | None:
+    def wrong(self, nest: Nest, steps: int) -> str | None:
         """How the loops after some steps differ from what the group computes, or None."""
         threads = any(isinstance(s, Synchronise) for s in self.trace[:steps])
         execute = simt.run if threads else run
@@ -242,14 +242,19 @@ def reduced(group: Group, fault: KernelFault, target: Target) -> Trace:
     """Fewer steps after which the same goes wrong: those that it does not need are left out."""
     if fault.stage != "step":
         return fault.trace
-    best, tried = fault.trace, trials(group)
+    best, tried, until = fault.trace, trials(group), time.perf_counter() + SECONDS
     for k in reversed(range(len(best) - 1)):
+        if time.perf_counter() > until:
+            break
         fewer = best[:k] + best[k + 1 :]
+        judging = _Judging(group, fewer, target, tried, until)
         try:
-            found = _Judging(group, fewer, target, tried, inf).fault()
+            before = apply(start(group), fewer[:-1])
+            after = fewer[-1].apply(before)
         except TilewrightError:
             continue  # a later step needs this one
-        if found is not None and found.name == fault.name:
+        last = len(fewer)
+        if judging.wrong(after, last) and judging.wrong(before, last - 1) is None:
             best = fewer
     return best
 

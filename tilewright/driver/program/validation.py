@@ -46,11 +46,12 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import print_graph
 from tilewright.kernel.group import Group
 from tilewright.kernel.interpret import run_group
-from tilewright.kernel.step import parse_trace
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import Trace, parse_trace
 from tilewright.kernel.text import parse_group
 from tilewright.ops.control import Cond
 from tilewright.runtime.program import Program
-from tilewright.runtime.program_data import ProgramData
+from tilewright.runtime.program_data import KernelInfo, ProgramData
 
 POINTS = 2  # random inputs of the graph
 
@@ -164,17 +165,19 @@ class _Validation:
         report: Report,
         program: Program | None = None,
         given: Sequence[Point] = (),
-        smaller: bool = True,  # is a smaller reproducer looked for?
+        smaller: bool = True,  # is a smaller reproducer looked for? If not, this tries one
     ) -> None:
         self.graph, self.options, self.target, self.report = graph, options, target, report
         self.smaller = smaller
         self.program = program if target.grid is None else None
         self.kernels_of = program
         self.given = given
+        self.groups: dict[str, Group] = {}  # of clusters, by the kernel's name
 
     def run(self) -> None:
+        kernels = (self._kernels, self._result) if self.smaller else ()
         try:
-            for stage in (self._graphs, self._kernels, self._result):
+            for stage in (self._graphs, *kernels):
                 stage()
         except _Stop:
             pass
@@ -312,6 +315,7 @@ class _Validation:
                 continue
             cluster, group = schedules.kernel_of(c, p)
             symbol = symbol_of(group)
+            self.groups[symbol] = replace(group, name=symbol)
             ins = zip(group.inputs, cluster.inputs, strict=True)
             arrays = {b.name: values(n) for b, n in ins}
             got = run_group(group, arrays, values.sizes)
@@ -326,22 +330,31 @@ class _Validation:
     # ---- kernels and the program
 
     def _kernels(self) -> None:
-        if self.kernels_of is None:
-            return
-        data: ProgramData | None = self.kernels_of.data
+        """Those of the program; without one, by the schedules that rules choose."""
+        data: ProgramData | None = self.kernels_of.data if self.kernels_of is not None else None
+        for group in self.groups.values() if data is None else ():
+            self._kernel(group, default_schedule(group, self.target)[0])
         while data is not None:
             for k, info in enumerate(data.kernels):
                 group = replace(parse_group(info.group), name=info.symbol)
-                trace = parse_trace(info.trace)
                 image = data.images[k] if self.program is not None else None
-                found = judged_kernel(group, trace, self.target, image)
-                fault = None
-                if found.fault is not None:
-                    fault = kernel_fault(group, found.fault, self.target, info.places)
-                changed = f"{info.name}, {len(trace)} steps"
-                row = Row("kernel", info.symbol, changed, found.how, found.bound, found.seconds)
-                self._row(row, fault)
+                self._kernel(group, parse_trace(info.trace), info, image)
             data = data.prologue
+
+    def _kernel(
+        self,
+        group: Group,
+        trace: Trace,
+        info: KernelInfo | None = None,
+        image: bytes | None = None,
+    ) -> None:
+        found = judged_kernel(group, trace, self.target, image)
+        fault = None
+        if found.fault is not None:
+            fault = kernel_fault(group, found.fault, self.target, info.places if info else ())
+        changed = f"{info.name}, {len(trace)} steps" if info else f"{len(trace)} steps"
+        row = Row("kernel", group.name, changed, found.how, found.bound, found.seconds)
+        self._row(row, fault)
 
     def _result(self) -> None:
         """The whole program at the last point: order of kernels, memory, entry."""

@@ -22,12 +22,12 @@ import numpy as np
 from tilewright.base.errors import Unsupported
 from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value, extent
+from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Value, extent
 from tilewright.ir.interpret import Evaluator, node_value
 from tilewright.ir.node import Constant, Item, Node, topological
 from tilewright.ir.operator import composition, definition, is_composed, stages
 from tilewright.ir.scalar import SCALARS
-from tilewright.ir.types import DType, TupleDType
+from tilewright.ir.types import DType
 
 PRIME = (1 << 31) - 1  # products of two remainders have 62 bits
 # Outside of the remainders: what no field has.
@@ -58,13 +58,12 @@ class Residues(Evaluator):
     """Evaluates values modulo the prime; Unsupported where that has no meaning."""
 
     @classmethod
-    def stored(cls, array: np.ndarray, dtype: DType) -> np.ndarray:
-        return residues(array) if dtype.is_float else np.array(array)
+    def held(cls, dtype: DType) -> np.dtype:
+        return np.dtype(np.int64) if dtype.is_float else dtype.numpy
 
     @classmethod
-    def require(cls, t: Tensor) -> None:
-        if t.kind != "compute" or isinstance(t.dtype, TupleDType):
-            raise Unsupported(f"a {t.kind} of {t.dtype} is not evaluated modulo a prime")
+    def stored(cls, array: np.ndarray, dtype: DType) -> np.ndarray:
+        return residues(array) if dtype.is_float else np.array(array)
 
     def number(self, value: Any, dtype: DType) -> np.ndarray:
         if dtype.is_float:
@@ -74,12 +73,12 @@ class Residues(Evaluator):
     def fitted(self, x: Any, dtype: DType) -> np.ndarray:
         return np.asarray(x) if dtype.is_float else super().fitted(x, dtype)
 
-    def function(self, v: Fn, args: Sequence[Any]) -> Any:
+    def function(self, v: Fn, args: Sequence[Any], dtype: DType) -> Any:
         floats = [a.dtype.is_float for a in v.args]
         if v.name == "cast":
             return self._cast(v, np.asarray(args[0]))
         if not any(floats) and not v.dtype.is_float:
-            return super().function(v, args)
+            return super().function(v, args, dtype)
         if not all(floats):
             raise Unsupported(f"{v.name} of numbers and others is not evaluated modulo a prime")
         return _applied(v.name, [np.asarray(a) for a in args])
@@ -91,7 +90,7 @@ class Residues(Evaluator):
         if before.is_float:
             raise Unsupported(f"a float as {after} is not evaluated modulo a prime")
         if not after.is_float:
-            return super().function(v, [x])
+            return super().function(v, [x], after)
         return np.mod(x.astype(np.int64), PRIME)
 
     def folded(self, combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:
@@ -113,9 +112,6 @@ class Residues(Evaluator):
         if not dtype.is_float:
             return super().joined(combine, a, b, dtype)
         return _applied(combine, [np.asarray(a), np.asarray(b)])
-
-    def _combined(self, v: Reduce, c: Any, exts: list[int]) -> Any:
-        raise Unsupported("a combiner of one's own is not evaluated modulo a prime")
 
 
 def _numbers(x: np.ndarray) -> np.ndarray:
@@ -221,6 +217,8 @@ def _degree_of_node(n: Node, known: dict[Node, Degree]) -> Degree:
         return 0, False
     if isinstance(n.op, Item):
         return known[n.inputs[0]]
+    if hasattr(n.op, "interpret"):
+        raise Unsupported(f"{n.op.name} chooses by data what is computed")
     if is_composed(n.op):
         outs = composition(n)
         inner = {x: known[x] for x in n.inputs}
