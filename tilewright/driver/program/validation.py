@@ -365,6 +365,7 @@ class _Validation:
             self.program.refresh()  # what it derived is of other weights
             got = run_arrays(self.program, point.arrays, point.sizes)
             self.program.refresh()
+            self.program.trim()
             judged = judge(self.graph, point.arrays, got, point.sizes)
             for k, r in enumerate(judged):
                 if not r.right:
