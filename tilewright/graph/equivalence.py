@@ -25,9 +25,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilewright.base.errors import TilewrightError, Unsupported
-from tilewright.graph.values import Point, Values, is_tensor, signature
+from tilewright.graph.values import Point, Values, is_tensor, signature, work
 from tilewright.ir.agreement import TOLERANCES, disagreement, tolerance
-from tilewright.ir.node import Constant, Graph, Input, Node, input, node, topological
+from tilewright.ir.expr import walk
+from tilewright.ir.node import Constant, Graph, Input, Item, Node, input, node, topological
+from tilewright.ir.operator import composition, definition, is_composed, stages
 from tilewright.ir.rewrite import Application
 from tilewright.ir.text import print_graph
 from tilewright.rewrites.facts import is_weight
@@ -39,10 +41,9 @@ BITS, REALS = "proved bit for bit", "proved over the reals"
 MODULAR, DOUBLE, ROUNDED = "modular", "float64", "float64, constants rounded"
 METHODS = (BITS, REALS, MODULAR, DOUBLE, ROUNDED)  # the strongest first
 MODULAR_POINTS = 2
-# Operators of a piece that is proved by its normal form: the form of more may take long.
-PROVED_NODES = 10
-# Elements of a piece that are computed modulo a prime, which takes some ten times as long.
-MODULAR_ELEMENTS = 1 << 16
+# Scalar functions and reads in the definitions of a piece that is proved by its normal form, and
+# operations of one that is computed modulo a prime: more may take long.
+PROVED_SIZE, MODULAR_WORK = 100, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Equivalence:
         chance, error = 0.0, TOLERANCES["f64"]
         for b in after.nodes():
             a = pairs.get(b)
-            if a is None or a is b or _alike(a, b, pairs):
+            if a is None or a is b or a is _over(b, pairs):
                 continue
             method, risk = self._method(a, b, pairs)
             if method == DOUBLE and self._differ(a, b, exactly=True):
@@ -145,25 +146,35 @@ class Equivalence:
         return None
 
     def _pairs(self, before: Graph, after: Graph) -> dict[Node, Node]:
-        """For nodes of the second graph, those of the first that are equal to them at the
-        points."""
+        """For nodes of the second graph, those of the first that are equal to them: the same
+        operator over pairs, or the same values at the points."""
         old = before.nodes()
         known = set(old)
-        pairs = {n: n for n in after.nodes() if n in known}
+        pairs: dict[Node, Node] = {}
         by_type: dict[object, list[tuple[list[float], Node]]] = {}
         for a in old:
-            if is_tensor(a):
-                by_type.setdefault(a.type, []).append((signature(self.values, a), a))
+            if is_tensor(a) and (mine := signature(self.values, a)):
+                by_type.setdefault(a.type, []).append((mine, a))
         for b in after.nodes():
-            if b in pairs or not is_tensor(b) or b.type not in by_type:
-                continue
-            mine = signature(self.values, b)
-            # The latest: pieces are then small.
-            for theirs, a in reversed(by_type[b.type]):
-                if np.allclose(mine, theirs, 1e-5, 1e-6) and self._differ(a, b) is None:
-                    pairs[b] = a
-                    break
+            alike = _over(b, pairs)
+            if b in known or alike in known:
+                pairs[b] = b if b in known else alike
+            elif is_tensor(b) and b.type in by_type:
+                found = self._of_value(b, by_type[b.type])
+                if found is not None:
+                    pairs[b] = found
         return pairs
+
+    def _of_value(self, b: Node, candidates: list[tuple[list[float], Node]]) -> Node | None:
+        """The latest node with the values of b, so that pieces are small; within rounding where b
+        is a constant and there is no other."""
+        mine = signature(self.values, b)
+        near = [a for x, a in reversed(candidates) if mine and np.allclose(mine, x, 1e-3, 1e-3)]
+        exact = next((a for a in near if self._differ(a, b, exactly=True) is None), None)
+        if exact is not None or b.inputs or not b.dtype.is_float:
+            return exact
+        fits = lambda v, a: np.allclose(v(a), v(b), tolerance(b.dtype), 0.0)  # noqa: E731
+        return next((a for a in near if all(fits(v, a) for v in self.values)), None)
 
     # ---- differences
 
@@ -235,7 +246,7 @@ class Equivalence:
         """Equal modulo a prime? Integers and bools are those of the graph."""
         rng = np.random.default_rng(0)
         values = self.plain[0]
-        if any(np.size(values(n)) > MODULAR_ELEMENTS for n in leaves.values()):
+        if work(Graph("", tuple(leaves), (left, right))) > MODULAR_WORK:
             return None
         try:
             for _ in range(MODULAR_POINTS):
@@ -276,21 +287,17 @@ def _has_new_constants(before: Graph, after: Graph) -> bool:
     return any(not n.inputs and n.dtype.is_float and n not in known for n in after.nodes())
 
 
-def _alike(a: Node, b: Node, pairs: dict[Node, Node]) -> bool:
-    """The same operator over pairs?"""
-    return (
-        type(a.op) is type(b.op)
-        and a.op == b.op
-        and len(a.inputs) == len(b.inputs)
-        and all(x is y or pairs.get(y) is x for x, y in zip(a.inputs, b.inputs, strict=True))
-    )
+def _over(b: Node, pairs: dict[Node, Node]) -> Node:
+    """The operator of b over what its operands are pairs of."""
+    ins = tuple(pairs.get(x, x) for x in b.inputs)
+    return b if ins == b.inputs else node(b.op, *ins)
 
 
 def _piece(a: Node, b: Node, pairs: dict[Node, Node]) -> tuple[Node, Node, dict[Node, Node]]:
     """Both sides over the nearest pairs below b as inputs, and which nodes these inputs are."""
     cut: dict[Node, Node] = {}  # nodes of either side: inputs in their place
     leaves: dict[Node, Node] = {}
-    for n in _frontier(b, pairs):
+    for n in _frontier(b, pairs, set(topological((a,)))):
         image = pairs[n]
         if image not in cut:
             made = input(
@@ -304,7 +311,8 @@ def _piece(a: Node, b: Node, pairs: dict[Node, Node]) -> tuple[Node, Node, dict[
     return left, right, leaves
 
 
-def _frontier(b: Node, pairs: dict[Node, Node]) -> list[Node]:
+def _frontier(b: Node, pairs: dict[Node, Node], theirs: set[Node]) -> list[Node]:
+    """The nearest nodes below b that are equal to some of theirs."""
     found: dict[Node, None] = {}
     seen: set[Node] = set()
     stack = list(b.inputs)
@@ -313,7 +321,7 @@ def _frontier(b: Node, pairs: dict[Node, Node]) -> list[Node]:
         if n in seen:
             continue
         seen.add(n)
-        if n in pairs and is_tensor(n) and not isinstance(n.op, Constant):
+        if pairs.get(n) in theirs and is_tensor(n) and not isinstance(n.op, Constant):
             found[n] = None
         else:
             stack.extend(n.inputs)
@@ -352,9 +360,19 @@ def _inputs_of(*nodes: Node) -> tuple[Node, ...]:
     return tuple(n for n in topological(nodes) if isinstance(n.op, Input))
 
 
+def _size(n: Node) -> int:
+    """Of an operator's definition."""
+    if not n.inputs or isinstance(n.op, Item) or hasattr(n.op, "interpret"):
+        return 1
+    if is_composed(n.op):
+        return sum(map(_size, topological(composition(n), stop=n.inputs)))
+    _, outs = definition(n.op, tuple(x.ttype for x in n.inputs))
+    return sum(len(list(walk(t.body))) for t in stages(outs) if t.body is not None)
+
+
 def _proved(left: Node, right: Node) -> str:
     """The strongest reading in which both have one normal form; "": in none."""
-    if len(topological((left, right))) > PROVED_NODES:
+    if sum(map(_size, topological((left, right)))) > PROVED_SIZE:
         return ""
     for method, reading in ((BITS, "bits"), (REALS, "reals")):
         try:

@@ -4,7 +4,7 @@ that a target needs against those, and the code against the loops, on the same r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -29,7 +29,7 @@ from tilewright.runtime.native import NativeKernel
 # Points of a kernel's loops that the interpreter runs at all: a thousand take a millisecond, or a
 # hundred where loops cannot be run at once.
 MOST_POINTS = 1 << 20
-# After so many seconds only the loops after the last step are run; others where these are wrong.
+# After so many seconds only the last form of the loops is run; others where that is wrong.
 SECONDS = 10.0
 SEEDS = 2  # the first of small whole numbers, whose sums are exact in any order
 _INTEGERS = (10, 2, 1)  # integers are drawn below these in turn, so that they can be indices
@@ -119,9 +119,8 @@ def judged_kernel(
         return KernelJudged(how, "", time.perf_counter() - began)
     judging = _Judging(group, trace, target, trials(group), began + SECONDS)
     fault = judging.fault(image)
-    parts = [f"loops after {judging.judged} of {len(trace)} steps", "legal loops"]
-    parts += ["code"] if image is not None else []
-    how = f"interpreted on {SEEDS} inputs: {', '.join(parts)}"
+    how = f"{judging.judged} forms of its loops interpreted on {SEEDS} inputs"
+    how += ", and the code run" if image is not None else ""
     return KernelJudged(how, _bound(group), time.perf_counter() - began, fault)
 
 
@@ -133,6 +132,16 @@ def _bound(group: Group) -> str:
     return f"error below {most:.0e} of the largest value"
 
 
+@dataclass(frozen=True)
+class _Form:
+    """The loops of a kernel after a step, or after a rewriting of kernel/legal/."""
+
+    stage: str
+    name: str
+    nest: Nest
+    steps: int
+
+
 class _Judging:
     """The forms of one kernel, each run on the same inputs."""
 
@@ -140,51 +149,62 @@ class _Judging:
         self, group: Group, trace: Trace, target: Target, tried: list[Trial], until: float
     ) -> None:
         self.group, self.trace, self.target, self.tried = group, trace, target, tried
-        self.until = until  # then only the last step is judged
-        self.judged = 0  # steps
+        self.until = until  # then only the last form is judged
+        self.judged = 0
 
     def fault(self, image: bytes | None = None) -> KernelFault | None:
         """The first form that is wrong."""
-        nest = start(self.group)
-        nests, right = [nest], 0
-        for k, step in enumerate(self.trace, 1):
-            nest = step.apply(nest)
-            nests.append(nest)
-            if k < len(self.trace) and time.perf_counter() > self.until:
+        forms: list[_Form] = []
+        right = -1
+        for form in self._forms():
+            forms.append(form)
+            if time.perf_counter() > self.until:
                 continue
             self.judged += 1
-            if self.wrong(nest, k) is not None:
-                return self._of_step(self._first_wrong(nests, right), nests)
-            right = k
-        for name, rewriting in REWRITINGS.items():
-            after = rewriting(nest, self.target)
-            said = self.wrong(after, len(self.trace)) if after != nest else None
-            if said is not None:
-                return KernelFault("legal", name, said, self.trace)
-            nest = after
-        said = _wrong_code(image, nest, self.group, self.tried) if image is not None else None
+            if self.wrong(form) is not None:
+                return self._fault(form)
+            right = len(forms) - 1
+        if forms and right < len(forms) - 1:
+            self.judged += 1
+            if self.wrong(forms[-1]) is not None:
+                return self._fault(self._first_wrong(forms, right))
+        if image is None:
+            return None
+        nest = forms[-1].nest if forms else start(self.group)
+        said = _wrong_code(image, nest, self.group, self.tried)
         return None if said is None else KernelFault("emission", nest.name, said, self.trace)
 
-    def _of_step(self, k: int, nests: list[Nest]) -> KernelFault:
-        said = self.wrong(nests[k], k) or ""
-        return KernelFault("step", str(self.trace[k - 1]), said, self.trace[:k])
+    def _forms(self) -> Iterator[_Form]:
+        nest = start(self.group)
+        for k, step in enumerate(self.trace, 1):
+            nest = step.apply(nest)
+            yield _Form("step", str(step), nest, k)
+        for name, rewriting in REWRITINGS.items():
+            after = rewriting(nest, self.target)
+            if after != nest:
+                yield _Form("legal", name, after, len(self.trace))
+            nest = after
 
-    def _first_wrong(self, nests: list[Nest], right: int) -> int:
-        """The number of steps after which the loops are wrong first, by halves."""
-        wrong = len(nests) - 1
+    def _fault(self, form: _Form) -> KernelFault:
+        said = self.wrong(form) or ""
+        return KernelFault(form.stage, form.name, said, self.trace[: form.steps])
+
+    def _first_wrong(self, forms: list[_Form], right: int) -> _Form:
+        """The first that is wrong, by halves, of which the last one is."""
+        wrong = len(forms) - 1
         while wrong - right > 1:
             middle = (right + wrong) // 2
-            if self.wrong(nests[middle], middle) is None:
+            if self.wrong(forms[middle]) is None:
                 right = middle
             else:
                 wrong = middle
-        return wrong
+        return forms[wrong]
 
-    def wrong(self, nest: Nest, steps: int) -> str | None:
-        """How the loops after some steps differ from what the group computes, or None."""
-        threads = any(isinstance(s, Synchronise) for s in self.trace[:steps])
+    def wrong(self, form: _Form) -> str | None:
+        """How the loops differ from what the group computes, or None."""
+        threads = any(isinstance(s, Synchronise) for s in self.trace[: form.steps])
         execute = simt.run if threads else run
-        found = lambda t: execute(nest, t.arrays, t.sizes, seed=1)  # noqa: E731
+        found = lambda t: execute(form.nest, t.arrays, t.sizes, seed=1)  # noqa: E731
         return _compared(self.group, self.tried, found)
 
 
@@ -253,8 +273,8 @@ def reduced(group: Group, fault: KernelFault, target: Target) -> Trace:
             after = fewer[-1].apply(before)
         except TilewrightError:
             continue  # a later step needs this one
-        last = len(fewer)
-        if judging.wrong(after, last) and judging.wrong(before, last - 1) is None:
+        forms = [_Form("step", "", n, len(fewer) - 1 + k) for k, n in enumerate((before, after))]
+        if judging.wrong(forms[0]) is None and judging.wrong(forms[1]) is not None:
             best = fewer
     return best
 
