@@ -182,7 +182,7 @@ class Equivalence:
         for one in dict.fromkeys(applied):
             said = self._misapplied(one)
             if said is not None:
-                piece = _over_inputs(one.before, set(_below(one.before, one.after)))
+                piece = over_inputs([one.before], set(_below(one.before, one.after)))
                 return Difference(one.before, one.after, said, one.rule.name, piece)
         return None
 
@@ -217,7 +217,7 @@ class Equivalence:
             a, b = wrong
         a = self._lowest(a, b, pairs)
         said = self._differ(a, b) or "it differs"
-        return Difference(a, b, said, piece=_over_inputs(a, set(pairs.values()) - {a}))
+        return Difference(a, b, said, piece=over_inputs([a], set(pairs.values()) - {a}))
 
     def _lowest(self, a: Node, b: Node, pairs: dict[Node, Node]) -> Node:
         """The lowest operator before that has no equal one after: what was made wrong of it is
@@ -336,24 +336,24 @@ def _rebuilt(root: Node, cut: dict[Node, Node]) -> Node:
     return new[root]
 
 
-def _over_inputs(root: Node, leaves: set[Node]) -> Graph:
-    """A node as a graph over the nearest of the leaves."""
+def over_inputs(roots: Sequence[Node], leaves: set[Node]) -> Graph:
+    """Nodes as a graph over the nearest of the leaves."""
     cut: dict[Node, Node] = {}
     seen: set[Node] = set()
-    stack = list(root.inputs)
+    stack = [x for r in roots for x in r.inputs]
     while stack:
         n = stack.pop()
         if n in seen:
             continue
         seen.add(n)
-        constant = isinstance(n.op, Constant) or (not n.inputs and not isinstance(n.op, Input))
-        if n in leaves and is_tensor(n) and not constant:
+        computed = bool(n.inputs) or isinstance(n.op, Input)
+        if n in leaves and is_tensor(n) and computed:
             role = "weight" if is_weight(n) else "arg"
             cut[n] = n if isinstance(n.op, Input) else input(f"piece{len(cut)}", n.ttype, role)
         else:
             stack.extend(n.inputs)
-    made = _rebuilt(root, cut)
-    return Graph("piece", _inputs_of(made), (made,))
+    made = tuple(_rebuilt(r, cut) for r in roots)
+    return Graph("piece", _inputs_of(*made), made)
 
 
 def _inputs_of(*nodes: Node) -> tuple[Node, ...]:

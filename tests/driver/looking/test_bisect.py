@@ -75,7 +75,7 @@ def test_a_wrong_rule(
     FAULTS["a - b becomes a + b"].plant(monkeypatch)
     status, out = call(capsys, "bisect", f"{program}:scaled")
     assert status == 1
-    assert "pass Simplify, rule sub-wrong, operator sub" in out
+    assert "pass Simplify #1, rule sub-wrong, operator sub" in out
     assert "program.py:5" in out, "the user's line"
     again = reproducer(out)
     assert "sin" not in Path(again[-1]).read_text(), "only what goes wrong"

@@ -258,5 +258,5 @@ def test_a_wrong_compile_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_graph(program, Options(validate=True), log)
     assert any("pass Decompose" in e.message for e in log.of("validate"))
     PLANTED[0].plant(monkeypatch)
-    with pytest.raises(Wrong, match="pass Simplify, rule sub-wrong, operator sub"):
+    with pytest.raises(Wrong, match="pass Simplify #1, rule sub-wrong, operator sub"):
         compile_graph(program, Options(validate=True))

@@ -117,7 +117,11 @@ def judged_kernel(
     if size > MOST_POINTS:
         how = f"not run: its loops have {size:.1e} points"
         return KernelJudged(how, "", time.perf_counter() - began)
-    judging = _Judging(group, trace, target, trials(group), began + SECONDS)
+    try:
+        tried = trials(group)
+    except Invalid as why:
+        return KernelJudged(f"not run: {why.what}", "", time.perf_counter() - began)
+    judging = _Judging(group, trace, target, tried, began + SECONDS)
     fault = judging.fault(image)
     how = f"{judging.judged} forms of its loops interpreted on {SEEDS} inputs"
     how += ", and the code run" if image is not None else ""

@@ -15,10 +15,11 @@ program, out of the cache or not.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilewright.base.errors import TilewrightError
+from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
 from tilewright.driver.program.arrays import run_arrays
 from tilewright.driver.program.compile import parts_of
@@ -34,7 +35,7 @@ from tilewright.driver.program.validated_kernels import (
     reduced,
 )
 from tilewright.graph.cluster import Fused
-from tilewright.graph.equivalence import Difference, Equivalence, Judged
+from tilewright.graph.equivalence import Difference, Equivalence, Judged, over_inputs
 from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import plan
 from tilewright.graph.packed_inputs import unfolded
@@ -152,6 +153,11 @@ def kernel_fault(group: Group, f: KernelFault, target: Target, places: Sequence[
     return Fault(f.stage, f.name, f.said, kernel=group.name, where=where, reproducer=text)
 
 
+def _same(a: str, b: str) -> bool:
+    """One pass, whichever time it runs?"""
+    return a.partition(" #")[0] == b.partition(" #")[0]
+
+
 class _Stop(Exception):
     """The fault was found."""
 
@@ -165,17 +171,17 @@ class _Validation:
         report: Report,
         program: Program | None = None,
         given: Sequence[Point] = (),
-        smaller: bool = True,  # is a smaller reproducer looked for? If not, this tries one
+        only_graphs: bool = False,  # to try a reproducer
     ) -> None:
         self.graph, self.options, self.target, self.report = graph, options, target, report
-        self.smaller = smaller
+        self.only_graphs = only_graphs
         self.program = program if target.grid is None else None
         self.kernels_of = program
         self.given = given
         self.groups: dict[str, Group] = {}  # of clusters, by the kernel's name
 
     def run(self) -> None:
-        kernels = (self._kernels, self._result) if self.smaller else ()
+        kernels = () if self.only_graphs else (self._kernels, self._result)
         try:
             for stage in (self._graphs, *kernels):
                 stage()
@@ -198,34 +204,36 @@ class _Validation:
             how = f"not judged: {size:.1e} operations are too many for the interpreter"
             self._row(Row("passes", graph.name, "", how))
             return
-        began = time.perf_counter()
-        self.points = [*self.given, *(random_point(graph, k) for k in range(POINTS))]
-        special = [random_point(graph, POINTS, special=True)]
+        special: list[Point] = []
+        self.points = list(self.given)
+        try:
+            self.points += [random_point(graph, k) for k in range(POINTS)]
+            special = [random_point(graph, POINTS, special=True)]
+        except Invalid as why:
+            if not self.points:
+                self._row(Row("passes", graph.name, "", f"not judged: {why.what}"))
+                return
         judges = Equivalence(graph, self.points, special)
         log = RewriteLog()
         before = graph
-        began = time.perf_counter()
+        pipeline = chosen_passes(self.options.passes, self.target, self.options.precision)
+        names = [p.name for p in pipeline]
+        times: Counter[str] = Counter()
 
         def after(name: str, made: Graph) -> Graph:
-            nonlocal before, began
-            took = time.perf_counter() - began
+            nonlocal before
             if name != "input":
-                self._pass(judges, name, before, made, log, took)
-            before, began = made, time.perf_counter()
+                times[name] += 1
+                which = f"{name} #{times[name]}" if names.count(name) > 1 else name
+                self._pass(judges, which, before, made, log)
+            before = made
             return made
 
-        pipeline = chosen_passes(self.options.passes, self.target, self.options.precision)
         ready = pipeline.run(graph, self.target, log, after)
         self._split(judges, ready)
 
     def _pass(
-        self,
-        judges: Equivalence,
-        name: str,
-        before: Graph,
-        made: Graph,
-        log: RewriteLog,
-        took: float,
+        self, judges: Equivalence, name: str, before: Graph, made: Graph, log: RewriteLog
     ) -> None:
         began = time.perf_counter()
         applied = log.taken()
@@ -248,16 +256,16 @@ class _Validation:
 
     def _reproducer(self, stage: str, name: str, before: Graph, d: Difference) -> str:
         """The piece that went wrong, where it does alone; else the graph before it did."""
-        for graph in (d.piece, before) if self.smaller else ():
+        for graph in () if self.only_graphs else (d.piece, before):
             if graph is None or graph is self.graph:
                 continue
             alone = Report("")
             try:
-                _Validation(graph, self.options, self.target, alone, smaller=False).run()
+                _Validation(graph, self.options, self.target, alone, only_graphs=True).run()
             except (TilewrightError, IndexError):
                 continue
             f = alone.fault
-            if f is not None and (f.stage, f.name, f.rule) == (stage, name, d.rule):
+            if f is not None and (f.stage, f.rule) == (stage, d.rule) and _same(f.name, name):
                 return print_graph(graph, places=False) + "\n"
         return print_graph(self.graph, places=False) + "\n"
 
@@ -323,8 +331,7 @@ class _Validation:
                 said = disagreement(got[b.name], values(o), b.dtype)
                 if said is not None:
                     operators = " ".join(n.op.name for n in c.nodes)
-                    piece = Graph("piece", c.inputs, c.outputs)
-                    text = print_graph(piece, places=False) + "\n"
+                    text = print_graph(over_inputs(c.outputs, set(c.inputs)), places=False) + "\n"
                     yield Fault("group", symbol, said, operator=operators, reproducer=text)
 
     # ---- kernels and the program
@@ -357,7 +364,7 @@ class _Validation:
         self._row(row, fault)
 
     def _result(self) -> None:
-        """The whole program at the last point: order of kernels, memory, entry."""
+        """The whole program at all points: order of kernels, memory, entry."""
         if self.program is None or not self.points:
             return
         began = time.perf_counter()
@@ -371,7 +378,7 @@ class _Validation:
                 if not r.right:
                     said = f"result {k} has an error of {r.error:.3g}, {r.allowed:.3g} is allowed"
                     text = print_graph(self.graph, places=False) + "\n"
-                    row = Row("program", self.graph.name, "", "wrong", "", 0.0)
+                    row = Row("program", self.graph.name, "", "against float64")
                     self._row(row, Fault("program", self.graph.name, said, reproducer=text))
         how = f"results at {len(self.points)} points against float64"
         bound = "four times the interpreter's own error, and 16 units in the last place"
