@@ -42,6 +42,14 @@ def low_rank() -> Node:
     return ops.add(ops.matmul(x, weight("w", 128, 128)), ops.mul(low, half))
 
 
+def low_rank_with_bias() -> Node:
+    """As layers of torch have it: the bias is added before the product of low rank is."""
+    x = tensor("x", 2, 64, 128)
+    wide = ops.add(ops.matmul(x, weight("w", 128, 128)), weight("c", 128))
+    low = ops.matmul(ops.matmul(x, weight("a", 128, 8)), weight("b", 8, 128))
+    return ops.add(wide, ops.mul(low, ops.full((), 0.5, f32)))
+
+
 def linear_attention() -> Node:
     q, k, v = (tensor(x, 4, 256, 32) for x in "qkv")
     return ops.matmul(ops.matmul(q, ops.permute(k, (0, 2, 1))), v)
@@ -87,6 +95,7 @@ def at_run_time(g: Graph) -> Counter[str]:
 
 CASES: dict[Callable[[], Node], dict[str, int]] = {
     low_rank: {"matmul": 1},
+    low_rank_with_bias: {"matmul": 1, "add": 1},
     linear_attention: {"matmul": 2, "permute": 1},
     chain: {"matmul": 1},
     gates: {"matmul": 1, "slice": 3, "relu": 2, "mul": 1, "add": 1},

@@ -1,13 +1,14 @@
 """Equalities as rules of the compiler's graphs, in both directions.
 
-An equality is found with tensors of some rank; a graph has others, with more axes in front. So the
-equality is written for the ranks at hand, with axes counted from the end, and proved for them, once
-for each. Then operators match by name, and their attributes must be those of the equality.
+An equality is found with tensors of some shapes. A graph has others: more axes in front, vectors
+that are added to every row, full tensors in the place of scalars. So the equality is written for the
+shapes at hand, with axes counted from the end, and proved for them, once for each way in which their
+sizes agree. Then operators match by name, and their attributes must be those of the equality.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import isfinite
@@ -23,8 +24,6 @@ from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.superopt.blocks import Kind, Sizes
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of, leaves
 from tilewright.superopt.vocabulary import Bound, Instance
-
-Ranks = tuple[int, ...]  # axes in front of each leaf of an equality
 
 
 def rules_of(e: Equality, name: str) -> list[Rule]:
@@ -64,23 +63,43 @@ class _Direction:
             return None
         if any((v := filled_value(n)) is not None and not isfinite(v) for n in bound.values()):
             return None
-        ranks = (bound[x.name].rank - len(x.kind) for x in self.equality.leaves)
-        e = ranked(self.equality, tuple(ranks))
-        if e is None:
+        found = fitted(self.equality, bound)
+        if found is None:
             return None
-        sizes = sizes_of(e, bound)
+        e, sizes = found
         old, new = (e.right, e.left) if self.back else (e.left, e.right)
-        if sizes is None or not fits(old, iter(m.nodes), sizes):
+        if not fits(old, iter(m.nodes), sizes):
             return None
         return _built(new, bound, sizes)
 
 
-def sizes_of(e: Equality, bound: dict[str, Node]) -> Sizes | None:
+def fitted(e: Equality, bound: Mapping[str, Node]) -> tuple[Equality, Sizes] | None:
+    """The equality as it is of these tensors, and their sizes; None where it does not hold."""
+    if any(x.positive and not _never_negative(bound[x.name]) for x in e.leaves):
+        return None
+    sizes = _sizes_of(e, bound)
+    if sizes is not None:
+        return e, sizes
+    names: dict[Dim, str] = {}
+    kinds: list[Kind] = []
+    for x in e.leaves:
+        shape = bound[x.name].shape
+        kinds.append(tuple(_block(d, names) for d in shape))
+    made = at_kinds(e, tuple(kinds))
+    return None if made is None else (made, Sizes({name: d for d, name in names.items()}))
+
+
+def _block(d: Dim, names: dict[Dim, str]) -> int | str:
+    """Axes of one element are repeated; others are alike where their sizes are."""
+    return d if isinstance(d, int) and d <= 1 else names.setdefault(d, f"n{len(names)}")
+
+
+def _sizes_of(e: Equality, bound: Mapping[str, Node]) -> Sizes | None:
     """What the names of sizes stand for; None where a tensor is not of its leaf's kind."""
     named: dict[str, Dim] = {}
     for x in e.leaves:
         n = bound[x.name]
-        if x.positive and not _never_negative(n):
+        if n.rank != len(x.kind):
             return None
         for block, d in zip(x.kind, n.shape, strict=True):
             want = named.setdefault(block, d) if isinstance(block, str) else block
@@ -118,36 +137,37 @@ def _built(t: Tree, bound: dict[str, Node], sizes: Sizes) -> Node:
 
 
 @cache
-def ranked(e: Equality, ranks: Ranks) -> Equality | None:
-    """The equality with so many axes in front of its leaves; None where it has no meaning then, or
-    is not proved."""
-    in_front = dict(zip(e.leaves, ranks, strict=True))
-    if any(r < 0 or (r and not x.kind) for x, r in in_front.items()):
-        return None
+def at_kinds(e: Equality, kinds: tuple[Kind, ...]) -> Equality | None:
+    """The equality over leaves of these kinds; None where it has no meaning then, or is not
+    proved."""
+    table = {x: replace(x, kind=k) for x, k in zip(e.leaves, kinds, strict=True)}
     try:
-        made = Equality(*(_with_axes(side, in_front)[0] for side in (e.left, e.right)))
+        made = Equality(_over(e.left, table), _over(e.right, table))
+        found = kind_of(made.left), kind_of(made.right)
+        if None in found or found[0] != found[1] or _has_several(made):
+            return None
+        return made if made.is_proved() else None
     except Invalid:
         return None
-    kinds = kind_of(made.left), kind_of(made.right)
-    if None in kinds or kinds[0] != kinds[1] or _has_several(made):
-        return None
-    return made if not any(ranks) or made.is_proved() else None
 
 
-def _with_axes(t: Tree, in_front: dict[Leaf, int]) -> tuple[Tree, int]:
-    """The tree over leaves with more axes, and how many more it has."""
+def _over(t: Tree, table: Mapping[Leaf, Leaf]) -> Tree:
+    """The tree over other leaves. Axes that an operator names are counted from the end."""
     if isinstance(t, Leaf):
-        more = in_front[t]
-        return replace(t, kind=(*(f"in front {more - k}" for k in range(more)), *t.kind)), more
-    done = [_with_axes(x, in_front) for x in t.operands]
-    instance = _shifted(t.instance, done[0][1])
-    return Term(instance, tuple(x for x, _ in done)), max(more for _, more in done)
+        return table[t]
+    operands = tuple(_over(x, table) for x in t.operands)
+    old, new = kind_of(t.operands[0]), kind_of(operands[0])
+    if old is None or new is None:
+        raise Invalid(f"{t} has no meaning of these operands")
+    return Term(_shifted(t.instance, len(new) - len(old)), operands)
 
 
 def _shifted(x: Instance, more: int) -> Instance:
     """The operator on a first operand with more axes in front."""
-    if not more:
+    if not more or not x.attributes:
         return x
+    if more < 0:
+        raise Invalid(f"{x.name} names axes that are not there")
     return Instance(x.name, tuple((k, _moved(k, v, more)) for k, v in x.attributes))
 
 

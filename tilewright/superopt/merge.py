@@ -7,14 +7,14 @@ slices of one: of two by the equality, of more because it holds again of one mor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node, node
 from tilewright.ops.views import Concat, Slice
-from tilewright.superopt.applied import fits, ranked, sizes_of
-from tilewright.superopt.classes import Classes
+from tilewright.superopt.applied import fits, fitted
+from tilewright.superopt.classes import Because, Classes
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree
 from tilewright.superopt.vocabulary import Instance
 
@@ -25,6 +25,7 @@ MOST = 16  # operators that become one
 class Merge:
     """An equality of that form: which of the two operands is shared, and its leaves."""
 
+    name: str
     equality: Equality
     operator: str
     at: int
@@ -33,7 +34,7 @@ class Merge:
     second: Leaf
 
     @staticmethod
-    def of(e: Equality) -> Merge | None:
+    def of(name: str, e: Equality) -> Merge | None:
         match e.left, e.right:
             case (
                 Term(Instance("concat"), (Term(f, (Leaf() as a, Leaf() as b)), Term(g, others))),
@@ -45,7 +46,7 @@ class Merge:
                     match together:
                         case Term(Instance("concat"), parts) if alike and parts == (own, second):
                             assert isinstance(second, Leaf)
-                            return Merge(e, f.name, at, shared, own, second)
+                            return Merge(name, e, f.name, at, shared, own, second)
         return None
 
     def beside(self, own: Node) -> tuple[Dim, ...]:
@@ -60,10 +61,10 @@ class Merge:
         hold of their ranks."""
         first, parts = members[0], [m.inputs[1 - self.at] for m in members]
         bound = {self.shared: first.inputs[self.at], self.first: parts[0], self.second: parts[1]}
-        e = ranked(self.equality, tuple(bound[x].rank - len(x.kind) for x in self.equality.leaves))
-        sizes = sizes_of(e, {x.name: n for x, n in bound.items()}) if e is not None else None
-        if e is None or sizes is None:
+        found = fitted(self.equality, {x.name: n for x, n in bound.items()})
+        if found is None:
             return []
+        e, sizes = found
         beside, whole = e.left, e.right
         assert isinstance(beside, Term) and isinstance(whole, Term)
         if not fits(beside.operands[0], iter((first,)), sizes):
@@ -85,15 +86,16 @@ def _axis(t: Tree) -> int:
     return dict(t.instance.attributes)["axis"]
 
 
-def merges(found: Iterable[Equality]) -> list[Merge]:
-    return [m for e in found if (m := Merge.of(e)) is not None]
+def merges(found: Mapping[str, Equality]) -> list[Merge]:
+    sought = (Merge.of(f"{name}, of several", e) for name, e in found.items())
+    return [m for m in sought if m is not None]
 
 
 def merged(
     classes: Classes, rules: Iterable[Merge], constant: set[Node]
-) -> Iterator[tuple[Node, Node]]:
-    """Operators and the slices that they equal, of all families whose other operands are known
-    before the program runs: those are put together once."""
+) -> Iterator[tuple[Node, Node, Because]]:
+    """Operators, the slices that they equal, and why, of all families whose other operands are
+    known before the program runs: those are put together once."""
     by_name: dict[str, list[Merge]] = {}
     for r in rules:
         by_name.setdefault(r.operator, []).append(r)
@@ -109,4 +111,5 @@ def merged(
         members = list(found.values())
         for k in range(0, len(members) - 1, MOST):
             if len(some := members[k : k + MOST]) > 1:
-                yield from rule.apply(some)
+                why = Because(rule.name)
+                yield from ((n, part, why) for n, part in rule.apply(some))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import tilewright as tw
 from tilewright import ops, targets
@@ -71,3 +72,25 @@ def test_what_cannot_be_measured_is_compiled_as_it_is() -> None:
     assert any("rounds differently" in e.message for e in log.events)
     with pytest.raises(tw.Invalid, match="optimize='serach' is not known"):
         tw.compile_graph(low_rank(), tw.Options(optimize="serach"))
+
+
+class LowRank(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Linear(64, 64, bias=False)
+        self.down = torch.nn.Linear(64, 4, bias=False)
+        self.up = torch.nn.Linear(4, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.wide(x) + self.up(self.down(x))
+
+
+def test_a_module_is_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both programs have been called before one of them is the module's."""
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(searched, "CLEARLY", 100.0)  # whatever a busy machine's clock says
+    module, x = LowRank().eval(), torch.randn(32, 64)
+    with torch.no_grad():
+        fast = tw.compile(module, x, optimize="search", strict=True)
+        assert torch.allclose(fast(x), module(x), atol=1e-5)
+    assert sum(p.calls for p in tw.explain(fast).programs) == 1

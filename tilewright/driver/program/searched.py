@@ -7,10 +7,11 @@ cache, so that the next process compiles only that one.
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
@@ -46,33 +47,54 @@ def searched(
     if why is not None:
         log.add("search", f"{graph.name}: {why}")
         return compile_graph(graph, plain, log)
-    listed = with_search(chosen_passes(plain.passes, target, plain.precision))
+    given = chosen_passes(plain.passes, target, plain.precision)
+    listed = with_search(given)
+    if listed is given:
+        plain = replace(plain, passes=listed.without(Search.name))
     sought = replace(plain, passes=listed)
     cache = Cache.from_knobs(log)
     key = f"search\n{key_of(graph, sought, target)}" if cache.enabled else None
     known = cache.get("searched", key) if key is not None else None
     if known is not None:
-        return compile_graph(graph, sought if known == b"search" else plain, log)
-    programs = [compile_graph(graph, o, log) for o in (plain, sought)]
-    taken = 0
-    if _kernels(programs[0]) == _kernels(programs[1]):
-        log.add("search", f"{graph.name}: nothing better was found", detail=True)
+        found = Measured(*json.loads(known))
+        program = compile_graph(graph, sought if found.taken else plain, log)
     else:
-        before, after = medians(graph, programs)
-        taken = int(after < CLEARLY * before)
-        said = "the search's is taken" if taken else "the search's is not taken"
-        log.add(
-            "search",
-            f"{graph.name}: {before * 1e6:.1f} us, by the search {after * 1e6:.1f}: {said}",
-        )
-    if key is not None:
-        cache.put("searched", key, (b"default", b"search")[taken])
-    return programs[taken]
+        programs = [compile_graph(graph, o, log) for o in (plain, sought)]
+        found = Measured()
+        if _kernels(programs[0]) != _kernels(programs[1]):
+            found = Measured(*medians(graph, programs))
+        if key is not None:
+            cache.put("searched", key, json.dumps(astuple(found)).encode())
+        program = programs[found.taken]
+    said = f"{graph.name}: {found}"
+    log.add("search", said, detail=not found.before, measured=found, graph=graph)
+    return program
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of a call without a search and with it; nothing where both are the same program."""
+
+    before: float = 0.0
+    after: float = 0.0
+
+    @property
+    def taken(self) -> bool:
+        return self.after < CLEARLY * self.before
+
+    def __str__(self) -> str:
+        if not self.before:
+            return "nothing better was found"
+        said = "is taken" if self.taken else "is not taken"
+        return f"{self.before * 1e6:.1f} us, by the search {self.after * 1e6:.1f}: that {said}"
 
 
 def with_search(listed: Pipeline) -> Pipeline:
-    """The list with a search where constants have been folded and nothing is laid out yet."""
+    """The list with a search where constants have been folded and nothing is laid out yet, if it
+    has none."""
     found = list(listed)
+    if any(p.name == Search.name for p in found):
+        return listed
     at = max((k + 1 for k, p in enumerate(found) if p.name == "FoldConstants"), default=len(found))
     return Pipeline((*found[:at], Search(), *found[at:]))
 
@@ -82,10 +104,11 @@ def _kernels(p: Program) -> list[tuple[str, int]]:
 
 
 def medians(graph: Graph, programs: Sequence[Program]) -> list[float]:
-    """Seconds of a call of each program, which run in turn."""
+    """Seconds of a call of each program, which run in turn. Copies of them are called: who gets one
+    of them may rely on being the first to call it."""
     arrays = random_inputs(graph)
     calls: list[Callable[[], object]] = []
-    for p in programs:
+    for p in (Program(p.data) for p in programs):
         calls.append(lambda p=p: run_arrays(p, arrays))
     counts = []
     for call in calls:
