@@ -1,4 +1,4 @@
-"""The command line: `tilewright demo | compile | run | explain | validate | bisect | optimize | …`."""
+"""The command line: `tilewright demo | compile | run | explain | validate | bisect | …`."""
 
 from __future__ import annotations
 

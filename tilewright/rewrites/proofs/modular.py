@@ -228,7 +228,8 @@ def _degree_of_node(n: Node, known: dict[Node, Degree]) -> Degree:
     ins, outs = definition(n.op, tuple(x.ttype for x in n.inputs))
     memory = {t: known[x] for t, x in zip(ins, n.inputs, strict=True)}
     for t in stages(outs):
-        assert t.body is not None
+        if t.kind != "compute" or t.body is None:
+            raise Unsupported(f"the degree of a {t.kind} depends on how often it is repeated")
         memory[t] = _degree_of_value(t.body, memory)
     return max(memory[o] for o in outs)
 
