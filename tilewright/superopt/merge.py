@@ -15,7 +15,7 @@ from tilewright.ir.node import Node, node
 from tilewright.ops.views import Concat, Slice
 from tilewright.superopt.applied import fits, fitted
 from tilewright.superopt.classes import Because, Classes
-from tilewright.superopt.terms import Equality, Leaf, Term, Tree
+from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of
 from tilewright.superopt.vocabulary import Instance
 
 MOST = 16  # operators that become one
@@ -23,7 +23,8 @@ MOST = 16  # operators that become one
 
 @dataclass(frozen=True)
 class Merge:
-    """An equality of that form: which of the two operands is shared, and its leaves."""
+    """An equality of that form: which of the two operands is shared, and its leaves. What is done
+    element by element is not merged: it becomes part of other kernels."""
 
     name: str
     equality: Equality
@@ -39,7 +40,7 @@ class Merge:
             case (
                 Term(Instance("concat"), (Term(f, (Leaf() as a, Leaf() as b)), Term(g, others))),
                 Term(h, operands),
-            ) if f == g == h and len(others) == 2 and len(e.leaves) == 3:
+            ) if f == g == h and len(others) == 2 and len(e.leaves) == 3 and not f.elementwise:
                 for at, (shared, own) in enumerate(((a, b), (b, a))):
                     second, together = others[1 - at], operands[1 - at]
                     alike = others[at] == shared == operands[at] and isinstance(second, Leaf)
@@ -56,12 +57,20 @@ class Merge:
         axis = _axis(joined) - len(self.first.kind) + own.rank
         return tuple(d for k, d in enumerate(own.shape) if k != axis)
 
+    def _axis_of(self, n: Node) -> int:
+        """Where results like this one are put together."""
+        left = kind_of(self.equality.left)
+        assert left is not None
+        return _axis(self.equality.left) - len(left) + n.rank
+
     def apply(self, members: list[Node]) -> list[tuple[Node, Node]]:
         """Each of the operators with the slice that it equals; none where the equality does not
         hold of their ranks."""
         first, parts = members[0], [m.inputs[1 - self.at] for m in members]
         bound = {self.shared: first.inputs[self.at], self.first: parts[0], self.second: parts[1]}
-        found = fitted(self.equality, {x.name: n for x, n in bound.items()})
+        joined = node(Concat(self._axis_of(first)), *members[:2])
+        matched = (joined, *members[:2])
+        found = fitted(self.equality, 0, matched, {x.name: n for x, n in bound.items()})
         if found is None:
             return []
         e, sizes = found

@@ -68,7 +68,8 @@ def search(
     """The cheapest graph equal to this one that was found within the budget."""
     until = time.monotonic() + budget.seconds
     classes = Classes(graph.outputs)
-    found = saturate(classes, searched_rules() if rules is None else rules, budget)
+    rules = searched_rules() if rules is None else rules
+    found = saturate(classes, rules, budget)
     for n, other, why in list(merged(classes, searched_merges(), constant_classes(classes))):
         classes.add(other)
         found.applied[why.rule] += classes.join(n, other, why)

@@ -15,7 +15,7 @@ _SEARCH = "tilewright.superopt.search"
 
 
 @dataclass(frozen=True)
-class Search(Pass, needs=("Decompose",), after=("FoldConstants",), rounds=True):
+class Search(Pass, before=("Decompose",), rounds=True):
     """The cheapest of all graphs that the rules make of one, by an estimate of seconds."""
 
     seconds: int = 10
