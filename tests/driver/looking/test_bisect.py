@@ -155,6 +155,15 @@ def test_bad_input_gets_a_sentence(
     assert status == 2 and says in said.err, said.err
 
 
+def test_tensors_on_a_gpu_are_refused() -> None:
+    from tilewright.base.errors import Invalid
+    from tilewright.driver.looking.bisect_torch import _Recorder
+    from tilewright.driver.torch.options import TorchOptions
+
+    with pytest.raises(Invalid, match="on a GPU"):
+        _Recorder(TorchOptions()).compile_graph(difference(), machine=object())
+
+
 def test_compiling_with_validation(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tilewright as tw
 

@@ -4,6 +4,7 @@ of the graphs inside."""
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from tilewright.base.errors import TilewrightError
+from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.capture.torch.places import place_of
 from tilewright.driver.looking.compare import Error, check, in_double
+from tilewright.driver.looking.tables import count
 from tilewright.driver.looking.validate import validate_graph
 from tilewright.driver.program.interpreted import InterpretedProgram
 from tilewright.driver.program.options import Options
@@ -71,6 +73,12 @@ class _Recorder(Session):
         return call
 
     def compile_graph(self, graph: Graph, machine: Any = None) -> Any:
+        if machine is not None:
+            raise Invalid(
+                "a program is taken apart on the CPU, and its tensors are on a GPU",
+                hint="give it .cpu() and TILEWRIGHT_TARGET=cuda:90, which judges a GPU's passes "
+                "and loops; tw.compile(…, validate=True) judges those of a program on the GPU",
+            )
         return _Recorded(graph, self.capture.calls)
 
 
@@ -106,13 +114,14 @@ def bisect(
             ours = compile(function, *inputs, **given)(*_copies(inputs))
             if check(ours, eager, reference).right:
                 return []
+        began = time.perf_counter()
         capture = captured(function, inputs, TorchOptions.parse(given))
         first = Report("capture")
         error = agrees(capture.result, eager, reference)
         how = "the interpreter on the given inputs, against eager in float64"
         bound = f"{FACTOR:.0f} times eager's error, and {ULPS} units in the last place"
-        graphs = f"{len(capture.calls)} graphs"
-        first.rows.append(Row("capture", "torch", graphs, how, bound))
+        graphs, seconds = count(len(capture.calls), "graph"), time.perf_counter() - began
+        first.rows.append(Row("capture", "torch", graphs, how, bound, seconds))
         if not error.right:
             first.fault = _capture_fault(capture, error, TorchOptions.parse(given))
             return [first]
