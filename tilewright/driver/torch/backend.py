@@ -184,6 +184,7 @@ class Session:
             self,
             kind,
             device,
+            _together(kind, len(captured.results)) if machine is not None else (),
         )
         self.units.append(made)
         if plain is not None or (
@@ -353,6 +354,14 @@ def given_results() -> int:
     context = TracingContext.try_get()
     meta = context.fw_metadata if context is not None else None
     return meta.num_forward if meta is not None else sys.maxsize
+
+
+def _together(kind: str, results: int) -> Sequence[int]:
+    """Results of a GPU's program that share memory: what a forward graph keeps for its gradient
+    lives until that has run, gradients of weights until they are set to None."""
+    if kind == "forward":
+        return range(min(given_results(), results), results)
+    return static_inputs() if kind == "backward" else ()
 
 
 def result_names(gm: torch.fx.GraphModule) -> list[str]:
