@@ -21,6 +21,7 @@ from tilewright.driver.torch.fast import (
     Dry,
     Hold,
     Program,
+    Writer,
     direct_call,
     fast_call,
     is_plain,
@@ -81,6 +82,7 @@ class Unit:
         plain = is_plain(captured) and not any(s.symbols for s in self.segments)
         self._bound: BoundWeights | None = None
         self._fast = None
+        self.writer: Writer | None = None  # of other ways to call it
         if plain:
             made = fast_call(
                 captured,
@@ -88,9 +90,9 @@ class Unit:
                 session,
                 device,
                 slots_of(captured, together),
-                self._restore_layouts if self.check else None,
+                self.restore_layouts if self.check else None,
             )
-            self._fast, self._bound = made.call, made.weights
+            self._fast, self._bound, self.writer = made.call, made.weights, made.writer
         self._binders = _binders(captured.arguments)
 
     @property
@@ -149,7 +151,7 @@ class Unit:
         if self._fast is not None:
             return self._fast(args)
         if self.check:
-            self._restore_layouts(args)
+            self.restore_layouts(args)
         return self._general(args)
 
     def refresh(self) -> None:
@@ -242,7 +244,7 @@ class Unit:
 
     # ---- inputs that are not as they were captured
 
-    def _restore_layouts(self, args: list[Any]) -> None:
+    def restore_layouts(self, args: list[Any]) -> None:
         for k, stride in self._strides:
             x = args[k]
             if x is not None and x.stride() != stride and x.numel() > 0:

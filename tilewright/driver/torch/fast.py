@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch._C._dynamo import guards
 
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, Unsupported
 from tilewright.capture.torch.captured import Argument, Captured, Segment
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch import many
@@ -35,6 +35,7 @@ class FastCall:
 
     call: Call
     weights: BoundWeights | None
+    writer: Writer
 
 
 LATER = (
@@ -47,6 +48,10 @@ MOST_RUNS = 8
 NAMED_LIMIT = 32
 
 
+# Of a list of arguments: the caller's results, tensors that are kept, memory of others.
+Keeping = Callable[[list[Any]], tuple[tuple[Any, ...], list[torch.Tensor], Sequence[torch.Tensor]]]
+# Where a kept result is: among tensors, or in which memory, how many bytes from its beginning.
+KeptAt = int | tuple[int, int]
 # Makes arguments lie as they were captured.
 Restore = Callable[[list[Any]], None]
 # Tensors, and those from which values are derived: are they looked at before every call?
@@ -145,11 +150,11 @@ def fast_call(
     """A function of the list of arguments, which it empties, to the list of results. Buffers of
     slots that are `together` share memory. `restore` is called first where arguments may lie
     otherwise than they were captured."""
-    writer = _Writer(captured, program, device)
+    writer = Writer(captured, program, device)
     writer.names["session"] = session
     writer.change()
     writer.join(together)
-    return FastCall(writer.function(restore), writer.names.get("bind"))
+    return FastCall(writer.function(restore), writer.names.get("bind"), writer)
 
 
 def direct_call(
@@ -161,10 +166,10 @@ def direct_call(
 ) -> Callable[..., Callable[[tuple[Any, ...], dict[str, Any]], Any]]:
     """The same of the arguments of a user's call, `args` and `kwargs`: `given` has a tensor that
     never changes or an expression for each argument of the graph. For the rest see `of_call`."""
-    return _Writer(captured, program, device, given, weights).of_call
+    return Writer(captured, program, device, given, weights).of_call
 
 
-class _Writer:
+class Writer:
     def __init__(
         self,
         captured: Captured,
@@ -232,6 +237,69 @@ class _Writer:
             *(f"results = [{results}]", "args.clear()", "return results"),
         ]
         return self._made("args, given=None", lines)
+
+    def keeping(self, given: int) -> tuple[Keeping, list[KeptAt]] | None:
+        """A function of the list of arguments. None where a result that is kept is no tensor."""
+        kept, tensors = [], []
+        for r in self.captured.results[given:]:
+            if not isinstance(r, (Same, View)):
+                return None
+            if self.parts is not None and r.slot in self.joined:
+                base, start = self.parts.places[self.joined[r.slot]]
+                size = self.parts.groups[base][2].itemsize
+                kept.append((base, start + (int(r.offset) * size if isinstance(r, View) else 0)))
+            else:
+                kept.append(len(tensors))
+                tensors.append(self._result(r))
+        results = "".join(f"{self._result(r)}, " for r in self.captured.results[:given])
+        lines = [
+            *self._restored(None),
+            *self._take(),
+            *self._spare(),
+            *self._fresh(),
+            "bases, places = parts.memory()" if self.joined else "bases = ()",
+            *self._work("((k, args[k]) for k in reads)"),
+            *self._write_back(),
+            f"return ({results}), [{''.join(f'{x}, ' for x in tensors)}], bases",
+        ]
+        return self._made("args", lines), kept
+
+    def from_kept(
+        self, kept: Sequence[KeptAt], bases: Sequence[many.Form], restore: Restore
+    ) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]] | None:
+        """A function of kept tensors, followed by the memory of others, and of the arguments after
+        those that are kept. None where a result is not fresh."""
+        slots = {r.slot for r in self.captured.results if isinstance(r, (Same, View))}
+        if not slots <= set(self.slots) or self.captured.mutated or self.weights:
+            return None
+        count = sum(isinstance(x, int) for x in kept)
+        later = range(len(kept), len(self.captured.arguments))
+        at = {k: x for k, x in enumerate(kept) if isinstance(x, int)}
+        at |= {k: count + j for j, k in enumerate(later)}
+        plain = [k for k in self.reads if k in at]
+        strides = dict(known_strides(self.captured.arguments))
+        names = self.names
+        names["read"] = many.addresses([(at[k], strides.get(k)) for k in plain])
+        names["slowly"] = partial(_slowly, at, plain, restore)
+        names["memory"] = _start_of
+        numbers = {k: j for j, k in enumerate(plain)}
+        found: list[str] = []
+        for k in self.reads:
+            where = None if k in at else kept[k]
+            found.append(
+                f"b{where[0]} + {where[1]}" if isinstance(where, tuple) else f"found[{numbers[k]}]"
+            )
+        lines = [f"plain = [*saved[:{count}], *others]"]
+        lines.append("found = read(plain)" if names["read"] is not None else "found = []")
+        lines.append("if not found: found = slowly(plain)")
+        for k, (shape, _, dtype) in enumerate(bases):
+            names[f"t{k}"] = dtype
+            lines.append(f"b{k} = memory(saved[{count + k}], {shape[0]}, t{k})")
+        lines += [f"addresses = [{', '.join(found)}]", *self._fresh()]
+        lines += ["joined, places = parts()"] if self.joined else []
+        results = "".join(f"{self._result(r)}, " for r in self.captured.results)
+        lines += [*self._launched(), f"return ({results})"]
+        return self._made("saved, others", lines)
 
     def of_call(
         self, form: str, hold: Hold, after: Sequence[str], names: Mapping[str, Any]
@@ -301,9 +369,7 @@ class _Writer:
         """Native code on the addresses of what is read and of fresh memory."""
         check = f"require_memory({read})"
         lines = []
-        if not self.weights:
-            self.names["bound"] = self.program.bind(())
-        else:
+        if self.weights:
             picked = self._picked(self.reads[: self.weights])
             lines += [f"bound = bind({picked})", f"if bound is None: {check}"]
         rest = self.reads[self.weights :]
@@ -313,12 +379,18 @@ class _Writer:
             found.append(f"if 0 in addresses: {check}")
         read = self.names.get("read") is not None
         lines += ["if not addresses:", *(f"    {line}" for line in found)] if read else found
+        return [*lines, *self._launched()]
+
+    def _launched(self) -> list[str]:
+        """`addresses` are known."""
+        if not self.weights:
+            self.names["bound"] = self.program.bind(())
         run = f"run(bound, addresses, [{self._outs()}])"
         if not self.segment.checks:
-            return [*lines, run]
+            return [run]
         # Before inputs are changed: where the error is caught, they are as they were.
         self.names["problem"] = partial(problem_found, self.segment, self.program)
-        return [*lines, f"found = {run}", "if found is not None: raise problem(found, {})"]
+        return [f"found = {run}", "if found is not None: raise problem(found, {})"]
 
     def _outs(self) -> str:
         """Addresses of fresh memory, in the order of buffers."""
@@ -409,6 +481,38 @@ def allocator(device: torch.device) -> Callable[..., torch.Tensor]:
         return short
     make = torch.empty_strided
     return lambda shape, stride, dtype: make(shape, stride, dtype=dtype, device=device)
+
+
+def _slowly(
+    at: Mapping[int, int], reads: Sequence[int], restore: Restore, plain: list[Any]
+) -> list[int]:
+    """Addresses of arguments, by their places in `plain`, which lie as they should afterwards."""
+    args: list[Any] = [None] * (1 + max(at, default=0))
+    for k, place in at.items():
+        args[k] = plain[place]
+    restore(args)
+    for k, place in at.items():
+        plain[place] = args[k]  # a copy lives as long as the call
+    try:
+        found = [args[k].data_ptr() for k in reads]
+    except RuntimeError as problem:
+        raise Unsupported(
+            f"a compiled gradient was given a tensor without memory: {problem}",
+            hint="run the function in eager where gradients are batched",
+        ) from None
+    if 0 in found:
+        require_memory((k, args[k]) for k in reads)
+    return found
+
+
+def _start_of(memory: torch.Tensor, count: int, dtype: torch.dtype) -> int:
+    if memory.numel() != count or memory.dtype is not dtype or not memory.is_contiguous():
+        raise Invalid(
+            f"what a forward call kept for its gradient came back as {tuple(memory.shape)}, "
+            f"{memory.dtype}, not {(count,)}, {dtype}",
+            hint="hooks on saved tensors have to return equal tensors",
+        )
+    return memory.data_ptr()
 
 
 def slots_of(captured: Captured, results: Sequence[int]) -> set[str]:

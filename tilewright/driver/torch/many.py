@@ -1,8 +1,8 @@
 """Hundreds of tensors at once: made in one allocation, or their addresses read, by native loops.
 
 Torch takes more than a microsecond to make a tensor from Python, and a training step has hundreds
-of them: what a forward graph keeps for its gradient, and the gradients. Each loop calls the C
-functions that torch has for compiled code.
+of them: what a forward graph keeps for its gradient, and the gradients. The loops call the C
+functions that torch has for compiled code, which return a code where they fail.
 """
 
 from __future__ import annotations
@@ -133,10 +133,13 @@ one:
 look:
   %tensor = getelementptr i8, ptr %object, i64 {tensor}
   %code = call i32 %stride(ptr %tensor, ptr %found)
+  %fine = icmp eq i32 %code, 0
+  br i1 %fine, label %lies, label %other
+lies:
   %strides = load ptr, ptr %found
   br label %axes
 axes:
-  %j = phi i64 [ 0, %look ], [ %j.next, %same ]
+  %j = phi i64 [ 0, %lies ], [ %j.next, %same ]
   %j.more = icmp ult i64 %j, %rank
   br i1 %j.more, label %axis, label %where
 axis:
@@ -150,9 +153,12 @@ same:
   %j.next = add i64 %j, 1
   br label %axes
 where:
-  %address = call i64 %tell(ptr %object)
-  %nowhere = icmp eq i64 %address, 0
-  br i1 %nowhere, label %other, label %put
+  %told = call i32 %tell(ptr %tensor, ptr %found)
+  %address = load i64, ptr %found
+  %somewhere = icmp ne i64 %address, 0
+  %clear = icmp eq i32 %told, 0
+  %good = and i1 %somewhere, %clear
+  br i1 %good, label %put, label %other
 put:
   %value = call ptr %number(i64 %address)
   %placed = call i32 %set(ptr %list, i64 %k, ptr %value)
@@ -186,7 +192,7 @@ class Parts:
             numbers += [*shape, *stride]
             step = max(1, ALIGN // dtype.itemsize)
             sizes[dtype] = start + -(-span(shape, stride) // step) * step
-        self._groups = tuple(((n,), (1,), dtype) for dtype, n in sizes.items())
+        self.groups = tuple(((n,), (1,), dtype) for dtype, n in sizes.items())
         self._axes = np.array(numbers, np.int64)
         first = self._axes.ctypes.data
         table = [
@@ -199,16 +205,21 @@ class Parts:
         self._place = self._state.ctypes.data
         kinds = list(sizes)
         self.offsets = tuple(start for *_, start in records)  # in elements
-        self._bytes = tuple((r[0], r[3] * kinds[r[0]].itemsize) for r in records)
+        # Which allocation, and how many bytes from its beginning.
+        self.places = tuple((r[0], r[3] * kinds[r[0]].itemsize) for r in records)
         self._cells = ctypes.c_int64 * len(kinds)
 
     def __call__(self) -> tuple[list[torch.Tensor], list[int]]:
         """Fresh tensors, and where they are."""
+        bases, addresses = self.memory()
+        return self._make(self._place, self._cells(*[b._cdata for b in bases])), addresses
+
+    def memory(self) -> tuple[list[torch.Tensor], list[int]]:
+        """Fresh allocations, one for each dtype, and where the tensors would be."""
         empty = self._empty
-        bases = [empty(*group) for group in self._groups]
-        made = self._make(self._place, self._cells(*[b._cdata for b in bases]))
+        bases = [empty(*group) for group in self.groups]
         starts = [b.data_ptr() for b in bases]
-        return made, [starts[group] + at for group, at in self._bytes]
+        return bases, [starts[group] + at for group, at in self.places]
 
 
 class Addresses:
@@ -286,9 +297,8 @@ def _reading() -> tuple[int, ...]:
     """Functions that read addresses and strides, and the types of tensors; 0 as above."""
     if find_places() is None:
         return ()
-    tell = getattr(guards, "_torchinductor_pyobject_tensor_data_ptr", 0)
     return (
-        tell if isinstance(tell, int) else 0,
+        _torch_function("aoti_torch_get_data_ptr"),
         _torch_function("aoti_torch_get_strides"),
         *_python_functions("PyList_New", "PyList_SetItem", "PyLong_FromLongLong", "Py_DecRef"),
         id(torch.Tensor),
