@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tests.gpu.fake import FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
+from tests.gpu.training import STEPS, launch_times, rows
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.driver.torch import many
 from tilewright.runtime.cuda import program
@@ -234,6 +235,23 @@ def test_eager_modes(pair: Pair) -> None:
         got, want = pair.fast(x)[0], pair.other(x)[0]
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     pair.step(lambda f, x: loss_of(f, x).backward())
+
+
+def test_launches_of_a_step_are_timed(gpu: Gpu) -> None:
+    """Each by the name under which the table of tests.gpu.training looks for it."""
+    net, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2)), torch.randn(4, 3)
+    fast = on_fake_gpu(net, gpu[1], strict=True)
+    for _ in range(3):
+        net.zero_grad()
+        y = fast(x)
+        y.square().sum().backward(retain_graph=True)
+    for unit in fast.units:
+        (made,) = unit.programs
+        assert isinstance(made, program.CudaProgram)
+        ours, others = launch_times(made)
+        found = list(rows(made, ours))
+        assert sum(map(len, ours.values())) == STEPS * sum(r.count for r in found) and not others
+        assert found and all(r.measured is not None for r in found)
 
 
 class Turned(nn.Module):
