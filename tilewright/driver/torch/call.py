@@ -23,6 +23,7 @@ from tilewright.driver.torch.fast import (
     Program,
     Writer,
     direct_call,
+    draw_seed,
     fast_call,
     is_plain,
     known_strides,
@@ -456,11 +457,6 @@ def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:
     new = rebuild(graph, known_value)
     inputs = tuple(n for n in graph.inputs if label(n) not in known)
     return Graph(graph.name, inputs, new.outputs, new.places)
-
-
-def draw_seed(device: torch.device) -> torch.Tensor:
-    """One draw from the device's default generator: reproducible under torch.manual_seed."""
-    return torch.empty((), dtype=torch.int64, device=device).random_()
 
 
 def _numbers(dims: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:

@@ -247,7 +247,8 @@ class Writer:
             if self.parts is not None and r.slot in self.joined:
                 base, start = self.parts.places[self.joined[r.slot]]
                 size = self.parts.groups[base][2].itemsize
-                kept.append((base, start + (int(r.offset) * size if isinstance(r, View) else 0)))
+                offset = r.offset if isinstance(r, View) and isinstance(r.offset, int) else 0
+                kept.append((base, start + offset * size))
             else:
                 kept.append(len(tensors))
                 tensors.append(self._result(r))
@@ -377,8 +378,8 @@ class Writer:
         found = [f"addresses = [{', '.join(names)}]"]
         if rest:
             found.append(f"if 0 in addresses: {check}")
-        read = self.names.get("read") is not None
-        lines += ["if not addresses:", *(f"    {line}" for line in found)] if read else found
+        natively = self.names.get("read") is not None
+        lines += ["if not addresses:", *(f"    {line}" for line in found)] if natively else found
         return [*lines, *self._launched()]
 
     def _launched(self) -> list[str]:
@@ -539,6 +540,11 @@ def known_strides(arguments: Sequence[Argument]) -> list[tuple[int, tuple[int, .
 def _form(b: Buffer) -> many.Form:
     shape, stride = (tuple(d for d in x if isinstance(d, int)) for x in (b.shape, b.stride))
     return shape, stride, torch_dtype(b.dtype, b.paired)
+
+
+def draw_seed(device: torch.device) -> torch.Tensor:
+    """One draw from the device's default generator: reproducible under torch.manual_seed."""
+    return torch.empty((), dtype=torch.int64, device=device).random_()
 
 
 def label(n: Any) -> str:

@@ -143,7 +143,7 @@ def _function(
                 return back(ctx.saved_tensors, given)
             with torch.no_grad():
                 found = back(ctx.saved_tensors, given)
-            refused = torch._C._functions.DelayedError(_TWICE, len(found))
+            refused: Any = torch._C._functions.DelayedError(_TWICE, len(found))
             return refused(*map(_asking, found))
 
     return Step
