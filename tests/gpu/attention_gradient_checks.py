@@ -13,14 +13,18 @@ from tests.gpu.model_checks import judged
 from tests.gpu.timing import medians
 from tests.graph.build import arg
 from tilewright import ops
+from tilewright.driver.program import default_passes
 from tilewright.driver.program.grid_run import GridProgram
 from tilewright.graph import grid_key_blocks
+from tilewright.graph.grid_key_blocks import GridKeyBlocks
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.operator import outputs_of
 from tilewright.ir.types import bf16, f32
 from tilewright.kernel.defaults import grid_chains
 
 CASES = (*FORWARD[:6], Case(16, 12, 128, 64))
+# Are gradients of queries added up in any order?
+ATOMIC = any(isinstance(p, GridKeyBlocks) and p.atomic for p in default_passes.GPU)
 
 
 def _given(c: Case) -> tuple[Node, Node, Node]:
@@ -73,8 +77,8 @@ def gradients(c: Case) -> Found:
     error = judged(
         [out, *got], [c(*(t.float() for t in x)), *exact], [c(*x), *_eager(c, x, grad)()]
     )
-    again = back(*given)
-    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True)), "two runs differ"
+    same = [torch.equal(a, b) for a, b in zip(got, back(*given), strict=True)]
+    assert all(same[1:]) and (same[0] or ATOMIC), "two runs differ"
     del exact
     contenders: dict[str, list[Callable[[], object]]] = {"ours": [lambda: back(*given)]}
     for name, backend in BACKENDS.items():
@@ -98,9 +102,8 @@ def gradients(c: Case) -> Found:
     }
 
 
-def compiled() -> Found:
+def compiled(c: Case) -> Found:
     """Both passes by torch.compile, of heads that lie side by side."""
-    c = Case(2, 4, 200, 64, causal=True)
 
     def f(*x: torch.Tensor) -> torch.Tensor:
         return c(*(t.unflatten(-1, (c.heads, c.width)).transpose(1, 2) for t in x)).transpose(1, 2)
@@ -118,8 +121,8 @@ def compiled() -> Found:
     return {"error": judged(*results)}
 
 
-# The best that is known first.
-VARIANTS = (Variant(), Variant(atomic=True), Variant(atomic=True, ahead=2))
+VARIANTS = (Variant(), Variant(atomic=True), Variant(atomic=True, engine=False))
+CAUSAL = (Variant(last=True), Variant(atomic=True, last=True))  # more of them
 
 
 def variant(c: Case, v: Variant) -> Found:
@@ -169,8 +172,13 @@ def few_rows() -> Found:
 def attention_gradient_checks() -> Iterator[tuple[str, Callable[[], Found]]]:
     for c in CASES:
         yield f"gradients of {c.title}", lambda c=c: gradients(c)
-    yield "gradients of attention by torch.compile", compiled
-    for c in CASES[2:5]:
-        for v in VARIANTS:
+    for c in (Case(2, 4, 200, 64, causal=True), Case(2, 4, 256, 128, causal=True)):
+        yield f"gradients by torch.compile of {c.title}", lambda c=c: compiled(c)
+    for c in CASES[1:5]:
+        # One kernel is for heads 128 wide.
+        known = [
+            v for v in (*VARIANTS, *(CAUSAL if c.causal else ())) if not v.atomic or c.width > 64
+        ]
+        for v in known:
             yield f"variant {v} of gradients of {c.title}", lambda c=c, v=v: variant(c, v)
     yield "variants of attention with few rows", few_rows

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.gpu.emulate_additions import Additions
 from tests.gpu.emulate_bounds import BESIDE, Arenas, with_bounds
 from tests.gpu.emulate_warps import (
     NUMBERS,
@@ -47,6 +48,7 @@ WARP = 32
 PLAIN = targets.get("cuda:75")
 CANARY = 0xA5
 LARGEST = 256 << 10  # bytes of shared memory
+STACK = 1 << 20  # bytes of each thread: a block may have a thousand
 
 
 # An atomic update as an instruction of a GPU.
@@ -61,6 +63,23 @@ _RELEASE = re.compile(
     r'call void asm sideeffect "red\.release\.gpu\.global\.add\.u32 \[\$0\], \$1;", "[^"]*"'
     r"\(ptr addrspace\(1\) %([\w.]+), i32 (%[\w.]+)\)"
 )
+
+# Additions to neighbours, at an address that is a multiple of all of them.
+_ADDITIONS = re.compile(
+    r'( *)call void asm sideeffect "red\.relaxed\.gpu\.global\.add\.v(\d)\.f32 [^"]*", "[^"]*"'
+    r"\(ptr (%[\w.]+), ([^)]*)\)"
+)
+
+
+def _added(m: re.Match[str]) -> str:
+    indent, count, place, values = m.groups()
+    size = 4 * int(count)
+    lines = [f"{indent}call void @tw_touched(ptr {place}, i64 {size}, i64 {size}, i1 false)"]
+    for k, x in enumerate(values.split(", ")):
+        at = f"{place}.{k}"
+        lines.append(f"{indent}{at} = getelementptr float, ptr {place}, i64 {k}")
+        lines.append(f"{indent}{at}.old = atomicrmw fadd ptr {at}, {x} monotonic")
+    return "\n".join(lines)
 
 
 def _updated(m: re.Match[str]) -> str:
@@ -96,6 +115,7 @@ def for_processor(text: str) -> str:
     text = re.sub(r"\brange\(i32 [^)]*\) ", "", text)
     text = text.replace('syncscope("device") ', "")
     text = _UPDATE.sub(_updated, text)
+    text = _ADDITIONS.sub(_added, text)
     text = re.sub(r"@llvm\.nvvm\.([\w.]+)", lambda m: "@nvvm_" + m[1].replace(".", "_"), text)
     return with_bounds(with_structures(text) + (_TO_BF16 if "fptrunc" in text else ""))
 
@@ -275,10 +295,12 @@ class Threads:
                 deep = 16 if kind in ("bf16", "f16") else 32
                 name = f"emulated_wgmma_m64n{columns}k{deep}_{kind}_{order}"
                 give(name, None, (address, address), f)
-        for columns, order, steps in product_of((64, 128), ("00", "01", "10", "11"), (16, 32)):
-            f = partial(group_product, columns=columns, kind="bf16", order=order, steps=steps)
+        orders = ("00", "01", "10", "11")
+        few = product_of((64, 128), ("bf16", "f16"), orders, (16, 32))
+        for columns, kind, order, steps in few:
+            f = partial(group_product, columns=columns, kind=kind, order=order, steps=steps)
             f = partial(self._together, f, team=4 * WARP)
-            name = f"emulated_wgmma_m64n{columns}k16_bf16_{order}_{steps}"
+            name = f"emulated_wgmma_m64n{columns}k16_{kind}_{order}_{steps}"
             give(name, None, (address, address), f)
         for size in (4, 8, 16):
             kind = "cg" if size == 16 else "ca"
@@ -299,6 +321,12 @@ class Threads:
             to_all = lambda *x: self.arrivals.copy_to_all(self.mine.rank, *x)  # noqa: E731
             name = f"nvvm_bulk_tensor_{axes}d_to_all"
             give(name, None, (*kinds, ctypes.c_int16), to_all)
+        single4 = (address, *[single] * 4)
+        give("nvvm_staged", None, single4, lambda *x: self.additions().store(*x))
+        give("nvvm_bulk_add", None, (address, address, number), lambda *x: self.additions().add(*x))
+        give("nvvm_bulk_commit", None, (), lambda: self.additions().commit())
+        give("nvvm_bulk_wait", None, (number,), lambda k: self.additions().wait(k))
+        give("nvvm_bulk_fence", None, (), lambda: self.additions().fence())
         give("nvvm_cp_async_commit_group", None, (), lambda: self.copies().commit())
         give("nvvm_cp_async_wait_group", None, (number,), lambda k: self.copies().wait(k))
         return self.functions
@@ -306,6 +334,9 @@ class Threads:
     def copies(self) -> Copies:
         """Those of the running thread."""
         return self.mine.copies
+
+    def additions(self) -> Additions:
+        return self.mine.additions
 
     def _together(
         self, f: Callable[[list[int]], list[bytes]], given: int, into: int, team: int = WARP
@@ -397,9 +428,11 @@ class Threads:
             self.mine.block = blocks[rank]
             self.mine.thread = (k % x, k // x % y, k // (x * y))
             self.mine.copies, self.mine.lock = Copies(), threading.Lock()
+            self.mine.additions = Additions(self.arenas.look)
             self.mine.lock.acquire()
             try:
                 functions[rank](*args)
+                self.mine.additions.end()
                 with self.lock:
                     running[rank] -= 1
                 if not running[rank]:
@@ -410,8 +443,10 @@ class Threads:
             if len(ended) == count:
                 over.set()
 
+        usual = threading.stack_size(STACK)
         for k in range(count):  # without what else threading's threads do to start and end
             _thread.start_new_thread(one, (k,))
+        threading.stack_size(usual)
         in_time = over.wait(4 * PATIENCE)
         assert in_time and not failed, f"threads failed: {failed}"
 

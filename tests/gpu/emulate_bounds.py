@@ -106,6 +106,12 @@ class Arenas:
         assert k < len(self.table) - 4, "too much memory is known"
         self.table[k : k + 4] = [start - before, start, start + size, start + size + BESIDE]
 
+    def look(self, at: int, size: int, align: int) -> None:
+        """The same of memory that an emulated instruction touches."""
+        near = (x for x in self.known.values() if x[0] - BESIDE <= at < x[0] + x[1] + BESIDE)
+        if at % align or not any(s <= at and at + size <= s + count for s, count in near):
+            self._outside(at, size, align)
+
     def _outside(self, at: int, size: int, align: int) -> None:
         if at % align:
             raise AssertionError(f"{size} bytes at an address that is no multiple of {align}")

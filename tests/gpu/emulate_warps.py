@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.gpu.emulate_additions import NAMES, with_additions
+
 _DECLARED = re.compile(
     r"declare (\{ [\w ,]+ \}) @nvvm_((?:mma|ldmatrix|wgmma)\w+)\(([^)]*)\)[^\n]*", re.MULTILINE
 )
@@ -71,8 +73,9 @@ def _asked(found: re.Match[str], defines: dict[str, str]) -> str:
     text, given, _ = found.groups()
     bulk = re.search(r"cp\.async\.bulk\.tensor\.(\d)d\.", text)
     plain = re.search(r"mbarrier\.(init|arrive|expect_tx|try_wait)\.", text)
-    assert bulk is not None or plain is not None, f"unknown assembler: {text}"
-    name = f"nvvm_bulk_tensor_{bulk[1]}d" if bulk is not None else f"nvvm_mbarrier_{plain[1]}"  # type: ignore[index]
+    known = NAMES.get(text.split()[0])
+    assert bulk or plain or known, f"unknown assembler: {text}"
+    name = f"nvvm_bulk_tensor_{bulk[1]}d" if bulk else known or f"nvvm_mbarrier_{plain[1]}"  # type: ignore[index]
     name += "_to_all" if ".multicast::cluster" in text else "_at" if "mapa." in text else ""
     types = ", ".join(x.split()[0] for x in _arguments(given))
     defines[name] = f"declare void @{name}({types})"
@@ -93,6 +96,7 @@ def _arguments(given: str) -> list[str]:
 def without_assembler(text: str) -> str:
     """Instructions that are written as assembler, as calls; fences are none."""
     defines: dict[str, str] = {}
+    text = with_additions(text)
     text = re.sub(r'^ *call void asm sideeffect "[^"]*", "[^"]*"\(\)[^\n]*\n', "", text, flags=re.M)
     text = _ASSEMBLER.sub(lambda m: _called(m, defines), text)
     text = _WITHOUT_RESULT.sub(lambda m: _asked(m, defines), text)

@@ -51,6 +51,20 @@ group copies
   s[s.i0] add= u[s.r0] * v[s.i0,s.r0] for s.i0 in 4, s.r0 in 8 from 0.0
   y[y.i0] = s[y.i0] for y.i0 in 4
 """
+# Nobody knows of how many results.
+MANY_COPIES = """
+group copies where n: 0..64
+  in a: f32[8]
+  in b: f32[n,8]
+  out y: f32[n]
+  local u: f32[8]
+  local v: f32[n,8]
+  local s: f32[n]
+  u[u.i0] = a[u.i0] for u.i0 in 8
+  v[v.i0,v.i1] = b[v.i0,v.i1] for v.i0 in n, v.i1 in 8
+  s[s.i0] add= u[s.r0] * v[s.i0,s.r0] for s.i0 in n, s.r0 in 8 from 0.0
+  y[y.i0] = s[y.i0] for y.i0 in n
+"""
 IN_GROUPS = """
 ComputeAt('s', 'y.i0')
 ComputeAt('v', 'y.i0')

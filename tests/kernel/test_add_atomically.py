@@ -10,6 +10,7 @@ import pytest
 from tests.gpu import emulate
 from tests.kernel.step_examples import SCATTERED
 from tests.kernel.test_grids import GPU
+from tilewright import targets
 from tilewright.base.errors import Refused
 from tilewright.kernel import simt
 from tilewright.kernel.group import Group
@@ -67,6 +68,37 @@ def test_plain_additions_of_threads_are_a_race() -> None:
 
     with pytest.raises(RunError, match="y"):
         simt.run(replace(nest, body=transform(nest.body, one)), given(np.random.default_rng(0), 2))
+
+
+ROWS = """
+group rows
+  in x: f32[6,5,16]
+  out y: f32[5,16]
+  y[y.i0,y.i1] add= x[y.r0,y.i0,y.i1] for y.i0 in 5, y.i1 in 16, y.r0 in 6 from 0.0
+"""
+
+
+@pytest.mark.parametrize(("wide", "target"), [(4, "90"), (2, "90"), (8, "90"), (4, "80")])
+def test_lanes_that_are_neighbours_are_one_instruction(wide: int, target: str) -> None:
+    """Where there is one: of two or four, on sm_90a."""
+    on = targets.get(f"cuda:{target}")
+    lines = f"""
+        AddAtomically('y')
+        Split('y.i1', {wide})
+        Reorder(('y.r0', 'y.i0', 'y.i1.0', 'y.i1.1'))
+        Bind('y.r0', 'block.x')
+        Bind('y.i0', 'thread.y')
+        Bind('y.i1.0', 'thread.x')
+        Vectorize('y.i1.1')
+        Synchronise()"""
+    g = parse_group(ROWS)
+    nest = apply(start(g), parse_trace("\n".join(x.strip() for x in lines.splitlines()[1:])))
+    together = target == "90" and wide < 8
+    text = emit_kernels(legalise(nest, on), on).text
+    assert text.count(f"red.relaxed.gpu.global.add.v{wide}.f32") == together
+    args = {"x": np.random.default_rng(0).integers(-9, 10, (6, 5, 16)).astype(np.float32)}
+    for got in (simt.run(nest, args), emulate.run(nest, args, target=on)):
+        np.testing.assert_array_equal(got["y"], args["x"].sum(0))
 
 
 @pytest.mark.parametrize(

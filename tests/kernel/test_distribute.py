@@ -299,6 +299,39 @@ def test_cells_that_memory_tells_are_kept_apart() -> None:
     assert failure(kernel_of(11), ("threads",)) is None
 
 
+@tw.jit
+def chosen_kernel(x, count, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    chosen = tl.load(x + i, mask=i < n, other=0) > 0
+    place = tl.atomic_add(count + tl.zeros_like(i), 1, mask=chosen)
+    tl.store(out + place * 4 + 1, i, mask=chosen)
+
+
+@tw.jit
+def asked_kernel(x, count, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(x + i, mask=i < n, other=0, volatile=True)
+    tl.store(out + place * 4 + 1, i, mask=i < n)
+    tl.atomic_add(count, 1)
+
+
+@pytest.mark.parametrize("run", [run_threads, run_emulated])
+@pytest.mark.parametrize("asks", [False, True])
+def test_what_memory_gives_an_atomic_operation_is_any_number(run: Any, asks: bool) -> None:
+    """Elements without one are 0, which says nothing of the others: they are places here."""
+    n, rng = 100, np.random.default_rng(0)
+    x = rng.permutation(n).astype(np.int32) if asks else rng.integers(-1, 2, n, np.int32)
+    count, out = np.zeros(1, np.int32), np.full(4 * n, -1, np.int32)
+    about = {a: Argument.pointer(i32, 16) for a in ("x", "count", "out")}
+    about |= {"n": Argument.scalar(i32, 1, True), "BLOCK": Argument.constant(64)}
+    kernel = translate(asked_kernel if asks else chosen_kernel, about)
+    run(kernel, (2,), [x, count, out, n], 2)
+    want = np.argsort(x) if asks else np.flatnonzero(x > 0)
+    found = out.reshape(n, 4)[: len(want), 1]
+    assert np.array_equal(found if asks else np.sort(found), want)
+    assert np.all(np.delete(out.reshape(n, 4), 1, 1) == -1)
+
+
 # ---- code
 
 

@@ -29,6 +29,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, f32, from_memory, to_memory
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
+from tilewright.kernel.defaults import grid_across, grid_product_chains
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
@@ -156,6 +157,7 @@ def judged(c: Chain, emulated: bool) -> None:
         pytest.param(Heads(64, 128), True, marks=pytest.mark.slow),
         pytest.param(Heads(40, 70, 72, heads=2), True, marks=pytest.mark.slow),
         pytest.param(Heads(64, 64, 128, causal=True), True, marks=pytest.mark.slow),
+        pytest.param(Heads(64, 64, 128, 1, 2, 2, turned=True), True, marks=pytest.mark.slow),
         pytest.param(Heads(100, 130, 64, 2, 4, 2, True), True, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -172,6 +174,7 @@ def test_gradients(a: Heads, emulated: bool) -> None:
     "a",
     [
         Heads(128, 128, heads=2, shared=2, turned=True),
+        Heads(128, 128, 128, heads=2, shared=2, turned=True),
         Heads(100, 70, batch=2, heads=2, shared=2, mask="keys"),
         Heads(100, 70, mask="all"),
     ],
@@ -182,7 +185,8 @@ def test_gradients_are_two_chains(a: Heads) -> None:
     f = fused(a.backward())
     assert sorted(c.kind for c in f.clusters) == ["chain", "chain", "map", "row"]
     for c in chains(a.backward()):
-        assert len(emit_kernels(legalise(c.nest, GPU), GPU).launches) == 1
+        made = emit_kernels(legalise(c.nest, GPU), GPU)
+        assert len(made.launches) == 1 and "wgmma" in made.text and "cp.async.bulk" in made.text
 
 
 @pytest.mark.parametrize("shared", [2, 4])
@@ -219,11 +223,22 @@ ONE = nvptx.with_numbers(GPU, multiprocessors=1)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", [True, False], ids=["engine", "threads"])
 @pytest.mark.parametrize(
-    "a", [Heads(128, 256, 128, causal=True), Heads(64, 128, 128, heads=2, causal=True)], ids=str
+    "a",
+    [
+        Heads(128, 256, 128, causal=True),
+        Heads(64, 128, 128, heads=2, causal=True),
+        Heads(64, 128, 128, 1, 2, 2, turned=True),
+        Heads(64, 256, 128, causal=True),  # of the last keys nothing is seen
+    ],
+    ids=str,
 )
-def test_all_gradients_by_one_kernel(a: Heads) -> None:
+def test_all_gradients_by_one_kernel(
+    monkeypatch: pytest.MonkeyPatch, a: Heads, engine: bool
+) -> None:
     """Those of queries are added up by atomics: right, and nothing of it can be left out."""
+    monkeypatch.setattr(grid_across, "BY_ENGINE", engine)
     (c,) = chains(a.backward(), ONE, True)
     judged(c, True)
     for left_out in (Wait(0, products=True), Wait(0), Barrier()):
@@ -243,17 +258,22 @@ def test_plain_additions_of_several_tiles_are_a_race() -> None:
         simt.run(replace(c.nest, body=transform(c.nest.body, one)), c.numbers())
 
 
-def test_the_code_of_all_gradients() -> None:
+@pytest.mark.parametrize("engine", [True, False], ids=["engine", "threads"])
+def test_the_code_of_all_gradients(monkeypatch: pytest.MonkeyPatch, engine: bool) -> None:
     """Five products, of which two or more go on at a time; zeros, the kernel, and rounding."""
+    monkeypatch.setattr(grid_across, "BY_ENGINE", engine)
     (c,) = chains(Heads(4096, 4096, 128, 4, 16, 16, True).backward(), GPU, True)
     verify(c.nest)
     assert parse_nest(nest_text(c.nest)) == c.nest
     made = emit_kernels(legalise(c.nest, GPU), GPU)
     assert [x.threads for x in made.launches] == [(256, 1, 1), (4, 8, 8), (256, 1, 1)]
     ptx = assembly(made.text, GPU)
-    assert ptx.count("add.f32 ") >= 32 and ptx.count("wgmma.mma_async") == 32
-    # One before the loop, one where what is multiplied is stored.
-    assert ptx.count("fence.proxy.async") == 2
+    # 32 numbers of a thread: 4 at a time, or 4096 bytes of a warp.
+    assert ptx.count("global.add.v4.f32 ") == 8 * (not engine)
+    assert ptx.count("cp.reduce.async.bulk.") == engine
+    assert ptx.count("wgmma.mma_async") == 32
+    # Where what is multiplied is stored, and before an addition: the copy engine brings all else.
+    assert ptx.count("fence.proxy.async") == 1 + engine
     assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
 
 
@@ -303,6 +323,39 @@ def test_masks_are_in_the_last_blocks() -> None:
         ]
         assert bool(conditions) == (x is rest)
     assert rest.extent == 1
+
+
+AT_DIAGONAL = [
+    (Heads(192, 128, causal=True), False),
+    (Heads(256, 256, 128, causal=True), True),
+    (Heads(128, 128, heads=2, causal=True), False),
+]
+
+
+def ends_at_the_diagonal(patch: pytest.MonkeyPatch, a: Heads, atomic: bool, last: bool) -> Chain:
+    """Rows of keys see the queries from the diagonal on: backwards, masks are in the last block,
+    which is taken apart."""
+    patch.setattr(grid_product_chains, "MASKS_LAST", last)
+    *_, c = chains(a.backward(), ONE, atomic)
+    loops = [x for x, _ in walk(c.nest.body) if isinstance(x, Loop) and Wait(0) in x.body]
+    assert len(loops) == 1 + last
+    return c
+
+
+@pytest.mark.parametrize(("a", "atomic"), AT_DIAGONAL, ids=str)
+def test_blocks_may_end_at_the_diagonal(
+    monkeypatch: pytest.MonkeyPatch, a: Heads, atomic: bool
+) -> None:
+    for last in (False, True):
+        ends_at_the_diagonal(monkeypatch, a, atomic, last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("a", "atomic"), AT_DIAGONAL, ids=str)
+def test_blocks_that_end_at_the_diagonal_are_right(
+    monkeypatch: pytest.MonkeyPatch, a: Heads, atomic: bool
+) -> None:
+    judged(ends_at_the_diagonal(monkeypatch, a, atomic, True), True)
 
 
 def test_the_code_of_gradients() -> None:

@@ -12,6 +12,7 @@ from tests.kernel.attention_examples import (
     COPIES,
     IN_GROUPS,
     IN_PARTS,
+    MANY_COPIES,
     ONLINE,
     THRICE,
 )
@@ -286,6 +287,7 @@ REFUSALS = [
     (SCALED, f"{PIPED}\nBeginEarly('y.i1.0')", "BeginEarly('y.i1.0')", "no copies of inputs"),
     (COPIES, "SetScope('u', 'shared')", "JoinCopies('u')", "u is read before a group is committed"),
     (COPIES, IN_GROUPS, "JoinCopies('s')", "s is local"),
+    (MANY_COPIES, IN_GROUPS, "JoinCopies('u')", "may have no iteration, and nothing else waits"),
     (GRID, "", "Delay('y.i0', 'y')", "y is no asynchronous product that y.i0 waits for"),
     (MAP, "Bind('y.i0', 'block.x')", "Pragma('y.i0', 'registers', 240)", "no loop has a producer"),
     (MAP, "Bind('y.i0', 'block.x')", "Pragma('y.i0', 'registers', 20)", "no multiple of 8"),

@@ -14,7 +14,7 @@ from tests.kernel.test_distribute import described, numbers
 from tests.kernel.test_group_tiles import attention, near, product, run_broken, without
 from tests.lang.tile.threads_running import run_emulated, run_threads, scheduled
 from tilewright.base.errors import Refused
-from tilewright.ir.types import bf16, from_memory
+from tilewright.ir.types import bf16, f16, f32, from_memory
 from tilewright.kernel import simt
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
@@ -22,6 +22,7 @@ from tilewright.kernel.nest import Barrier, Nest
 from tilewright.kernel.step import parse_trace
 from tilewright.kernel.text import nest_text, parse_nest
 from tilewright.lang.tile.front.frontend import translate
+from tilewright.lang.tile.front.functions import Argument
 from tilewright.lang.tile.ir import Kernel
 from tilewright.llvm.grid import emit_kernels
 from tilewright.targets.nvptx import for_capability
@@ -111,6 +112,27 @@ def test_fences_stand_behind_stores_only() -> None:
     text = code(scheduled(attention(128, 64, (64, 64))[0])[1])  # queries are stored
     assert text.count("fence.proxy") == 1
     assert text.index("fence.proxy") < text.index("call void @llvm.nvvm.barrier")
+
+
+@tw.jit
+def found_kernel(x, y, out):
+    at = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    one = tl.full((64, 64), 1.0, x.dtype.element_ty)
+    tl.store(out + at, tl.dot(tl.atomic_add(x + at, one), tl.atomic_add(y + at, one)))
+
+
+def test_what_atomics_find_is_fenced_as_stores_are() -> None:
+    """Instructions read the tile that results of atomics are written to."""
+    about = {x: Argument.pointer(f32 if x == "out" else f16, 16) for x in ("x", "y", "out")}
+    nest = scheduled(translate(found_kernel, about))[1]
+    assert "wgmma" in nest_text(nest)
+    text = code(nest)
+    assert text.count("fence.proxy") == 1
+    assert (
+        text.index(".add.noftz")
+        < text.index("fence.proxy")
+        < text.index("call void @llvm.nvvm.bar")
+    )
 
 
 def test_results_are_stored_in_whole_vectors() -> None:

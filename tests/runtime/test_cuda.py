@@ -15,7 +15,7 @@ from tilewright.ir import dim as D
 from tilewright.llvm.bulk_copies import Box
 from tilewright.llvm.grid import Launch
 from tilewright.runtime.cuda import driver as driver_module
-from tilewright.runtime.cuda.device import Device, describe
+from tilewright.runtime.cuda.device import Device, describe, gpu_at
 from tilewright.runtime.cuda.driver import CudaError, Driver
 from tilewright.runtime.cuda.kernels import launcher_of
 from tilewright.runtime.cuda.memory import Memory, TensorMap
@@ -126,6 +126,24 @@ def test_a_device() -> None:
     assert numbers["multiprocessors"] == 132 and numbers["block_shared"] == 232448
     with pytest.raises(Invalid, match="no GPU 3"):
         describe(3, d.driver)
+
+
+class Addresses(Library):
+    """Knows addresses from 4096 on, which are of GPU 3, and pinned memory at 64."""
+
+    def answer(self, name: str, args: tuple[Any, ...]) -> None:
+        if name != "cuPointerGetAttribute":
+            super().answer(name, args)
+            return
+        out, which, address = args
+        out._obj.value = 3 if which == 9 else 2 if address.value >= 4096 else 1
+
+
+def test_whose_memory_an_address_is() -> None:
+    by = Driver(Addresses())
+    assert gpu_at(4096 + 8, by) == 3 and gpu_at(64, by) is None
+    unknown = Driver(Addresses(cuPointerGetAttribute=1))
+    assert gpu_at(8192, unknown) is None, "the driver did not allocate it"
 
 
 def test_the_log_of_the_compiler_is_in_the_error() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 SIZES = 3  # how many values of one parameter are looked at, if they are sizes
+UNCOLLECTED = "not collected"  # how a file ended whose cases are not known
 SOMETIMES = "sometimes: "  # how the reason begins where what else ran decides
 
 
@@ -59,7 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Outcomes:
-    """How each case ended, and the last line that a failed one said."""
+    """How each case ended, and the last line that a failed one said; of a file that cannot be
+    collected too."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,15 +72,23 @@ class Outcomes:
             name = report.nodeid.rpartition("/")[2]
             self.found[name] = [report.outcome, _last_words(report)]
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.found[report.nodeid] = [UNCOLLECTED, _last_words(report)]
+
     def pytest_sessionfinish(self) -> None:
         self.path.write_text(json.dumps(self.found, indent=1))
 
 
-def _last_words(report: pytest.TestReport) -> str:
+def _last_words(report: pytest.TestReport | pytest.CollectReport) -> str:
     if report.outcome != "failed":
         return ""
     crash = getattr(report.longrepr, "reprcrash", None)
-    return str(report.longrepr if crash is None else crash.message).strip()[:300]
+    if crash is not None:
+        return crash.message.strip()[:300]
+    lines = str(report.longrepr).strip().splitlines()
+    errors = [x.removeprefix("E").strip() for x in lines if x.startswith("E ")]
+    return "\n".join(errors or lines)[:300]
 
 
 @pytest.hookimpl(wrapper=True)

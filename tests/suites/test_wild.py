@@ -8,7 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+import tilewright as tw
+import tilewright.language as tl
+from tests.suites.emulated import Emulator
 from tests.suites.wild_libraries import DRIVERS, LIBRARIES, Library, known_by
 from tests.suites.wild_results import catalogue, judge
 from tests.suites.wild_runs import Case, Options, Ran, run
@@ -202,6 +206,21 @@ def test_stand_ins_satisfy_imports_and_refuse_use(tmp_path: Path) -> None:
     ], done.stderr
 
 
+@tw.jit
+def reversed_sums(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + n - 1 - i, tl.cumsum(tl.load(x + i, i < n, 0), 0), i < n)
+
+
+def test_kernels_run_as_the_code_of_a_gpu() -> None:
+    emulator, out = Emulator(), torch.zeros(50, dtype=torch.int32)
+    with emulator.installed():
+        f = tw.jit(reversed_sums.fn)
+        made = f[(1,)](torch.arange(50, dtype=torch.int32), out, 50, BLOCK=64, num_warps=2)
+    assert out.tolist() == [k * (k + 1) // 2 for k in range(49, -1, -1)]
+    assert emulator.made == ["reversed_sums"] and ".target sm_90a" in made.asm["ptx"]
+
+
 CASES = """
 import os, pytest, time, torch
 from package.kernels import call
@@ -230,6 +249,14 @@ def test_skips(n):
 
 
 @pytest.mark.slow
+def test_a_library_on_a_gpu_that_is_emulated(checkout: Path) -> None:
+    (checkout / "test_theirs.py").write_text(CASES)
+    options = Options(limit=20.0, emulated=True, words="right or wrong")
+    found = run(LIBRARY, checkout, options, lambda *_: None)
+    assert [case.result for case in found.cases] == ["right", "wrong"]
+
+
+@pytest.mark.slow
 def test_a_library_from_end_to_end(checkout: Path) -> None:
     (checkout / "test_theirs.py").write_text(CASES)
     found = run(LIBRARY, checkout, Options(limit=5.0), lambda *_: None)
@@ -239,7 +266,8 @@ def test_a_library_from_end_to_end(checkout: Path) -> None:
         "test_dies": "crashed",
         "test_hangs": "slow",
         "test_skips[1]": "skipped",
-        "test_skips[2]": "right",
+        "test_skips[2]": "right",  # without a kernel, so the next one is tried too
+        "test_skips[3]": "right",
     }
     assert found.stood_in == {"no_such_extension"}
     judged = judge(LIBRARY, checkout, found, {}, True)

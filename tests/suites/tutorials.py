@@ -3,6 +3,7 @@
     python -m tests.suites.tutorials CHECKOUT                      # here, with code for a GPU made
     python -m tests.suites.tutorials CHECKOUT --by cuda triton     # on a GPU, beside Triton
     python -m tests.suites.tutorials CHECKOUT --only 03 06 --by cuda
+    python -m tests.suites.tutorials CHECKOUT --by cuda triton --jobs 10    # side by side
 
 Each is a process of its own. Benchmarks are left out; what a tutorial asserts or prints is judged,
 and where it judges nothing, what it computes (CHECKS).
@@ -17,7 +18,8 @@ import runpy
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
@@ -125,14 +127,15 @@ def run(script: Path, by: str, seconds: float) -> dict[str, Any]:
     return json.loads(lines[-1].removeprefix(LINE))
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suites.tutorials")
     parser.add_argument("checkout", type=Path, nargs="?", help="sources of Triton")
     parser.add_argument("--only", nargs="+", default=list(NAMES), help="numbers of tutorials")
     parser.add_argument("--by", nargs="+", default=["cpu"], choices=["cpu", "cuda", "triton"])
     parser.add_argument("--seconds", type=float, default=300.0, help="of one tutorial, at most")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at the same time")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     if given.one is not None:
         print(LINE + json.dumps(judge(given.one, given.by[0])), flush=True)
         return 0
@@ -140,12 +143,20 @@ def main() -> int:
     scripts = [x for x in sorted(folder.glob("[0-9][0-9]-*.py")) if x.name[:2] in given.only]
     if not scripts:
         parser.error(f"{given.checkout} is no checkout of Triton: it has no {folder}")
+    if given.jobs < 1:
+        parser.error(f"--jobs {given.jobs}: at least one process is needed")
     table = Table("tutorial", *given.by, "kernels made for a GPU, refused")
     failed = 0
+    pool = ThreadPoolExecutor(given.jobs)
+    runs = {
+        (script, by): pool.submit(run, script, by, given.seconds)
+        for script in scripts
+        for by in given.by
+    }
     for script in scripts:
         cells, beside = [], ""
         for by in given.by:
-            found = run(script, by, given.seconds)
+            found = runs[script, by].result()
             right = f"right, {found['seconds']:.1f} s"
             cells.append(right if not found["why"] else found["why"])
             failed += bool(found["why"]) and by != "triton"

@@ -5,6 +5,7 @@
     python -m tests.suites.wild_kernels inductor                     # kernels that Inductor writes
     python -m tests.suites.wild_kernels CHECKOUT … --device cuda --memory 64        # on a GPU
     python -m tests.suites.wild_kernels CHECKOUT … --device lowered     # compiled for one as well
+    python -m tests.suites.wild_kernels CHECKOUT … --device emulated    # as a GPU's code, slowly
 
 A library is known by its folders (wild_libraries.py). Its own tests run where they need one device
 and no network: few cases of each, the smallest, because sizes are meant for GPUs. Where they need
@@ -71,9 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="stop a library after so long")
     parser.add_argument(
         "--device",
-        choices=["cpu", "cuda", "lowered"],
+        choices=["cpu", "cuda", "lowered", "emulated"],
         default="cpu",
-        help="where they run; lowered: on the processor, and compiled for a GPU that is not there",
+        help="where they run; lowered: on the processor, and compiled for a GPU that is not there; "
+        "emulated: as the code of a GPU that is not there, on the processor",
     )
     parser.add_argument("--json", type=Path, help="write every case and every kernel here")
     given = parser.parse_args(argv)
@@ -88,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         drivers=given.drivers,
         gpu=given.device == "cuda",
         lowered=given.device == "lowered",
+        emulated=given.device == "emulated",
     )
     chosen: list[tuple[Library, Path]] = []
     for checkout in given.checkout:

@@ -64,6 +64,7 @@ class Options:
     drivers: bool = False  # only our own files, not the library's tests
     gpu: bool = False  # on a GPU that is there
     lowered: bool = False  # on the processor, and compiled for a GPU as well
+    emulated: bool = False  # on the processor, as the code of a GPU
 
 
 Progress = Callable[[int, int, str], None]  # done, of, the case that runs
@@ -114,6 +115,7 @@ def _run_files(
             "sources": [str((checkout / s).resolve()) for s in library.sources],
             "device": None if options.gpu else library.device,
             "lowered": options.lowered,
+            "emulated": options.emulated,
             # Triton's own libraries ask for helpers of its tests.
             "triton": str(triton) if (triton / "_internal_testing.py").is_file() else None,
             "bare": library.bare,

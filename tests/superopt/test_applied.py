@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tilewright.ir.node import Node, input, node
 from tilewright.ir.operator import OPERATORS
 from tilewright.ir.pattern import Rule
 from tilewright.ir.types import DType, TensorType, f16, f32, i32
-from tilewright.superopt.applied import ranked, rules_of
+from tilewright.superopt.applied import at_kinds, rules_of
 from tilewright.superopt.classes import Classes
 from tilewright.superopt.merge import merged, merges
 from tilewright.superopt.seconds import constant_classes
@@ -76,12 +78,36 @@ def test_floats_of_one_dtype_alone() -> None:
 
 def test_what_is_not_proved_for_a_rank_is_refused() -> None:
     e = parse_equality(ASSOCIATIVE)
-    assert ranked(e, (1, 0, 0)) is not None and ranked(e, (0, 0, 1)) is not None
-    assert ranked(e, (-1, 0, 0)) is None
+    a, b, c = ("m", "k"), ("k", "n"), ("n", "o")
+    assert at_kinds(e, (("i", *a), b, c)) is not None
+    assert at_kinds(e, (a, b, ("i", *c))) is not None
+    assert at_kinds(e, (("k",), b, c)) is None
     # Transposing the last two axes of a product of three.
     sides = "matmul(a, permute(b, perm=(1, 0))) == matmul(a, b)"
     turned = parse_equality(f"{sides} where a: [m, k], b: [k, k]")
-    assert ranked(turned, (1, 0)) is None
+    assert at_kinds(turned, (("i", "m", "k"), ("k", "k"))) is None
+
+
+SUMS = "add(add(s, a), b) == add(add(s, b), a) where s: [], a: [m, n], b: [m, n]"
+SCALES = "matmul(mul(s, a), b) == mul(s, matmul(a, b)) where s: [], a: [m, k], b: [k, n]"
+
+
+def test_vectors_and_tensors_in_the_place_of_others() -> None:
+    """A sum may be taken in another order whatever is repeated; a scale of each column of the first
+    operand does not leave a product, one of each row does."""
+    (there, _), shapes = both(SUMS), [(5, 3, 4), (4,), (3, 1), (), (5, 1, 1)]
+    for one, other, third in product(shapes, repeat=3):
+        a, b, c = tensor("a", *one), tensor("b", *other), tensor("c", *third)
+        left = make("add", make("add", a, b), c)
+        assert applied(there, left) is make("add", make("add", a, c), b)
+    scales = both(SCALES)[0]
+    a, b = tensor("a", 6, 3), tensor("b", 3, 4)
+    for shape in ((), (6, 1)):
+        s = tensor("s", *shape)
+        found = applied(scales, make("matmul", make("mul", s, a), b))
+        assert found is make("mul", s, make("matmul", a, b)), shape
+    for shape in ((3,), (6, 3)):
+        assert applied(scales, make("matmul", make("mul", tensor("s", *shape), a), b)) is None
 
 
 def test_sixteen_bits_are_only_moved() -> None:
@@ -107,6 +133,7 @@ def test_any_number_of_products_becomes_one() -> None:
     odd = input("odd", TensorType(f32, (1, 16, 5)), "weight")
     products = [make("matmul", x, w) for w in (wide[0], odd, *wide[1:])]
     classes = Classes(products)
-    found = list(merged(classes, merges([parse_equality(BESIDE)]), constant_classes(classes)))
-    assert {n for n, _ in found} == {p for p in products if p.inputs[1] is not odd}
-    assert all(n.type == made.type for n, made in found)
+    rules = merges({"beside": parse_equality(BESIDE)})
+    found = list(merged(classes, rules, constant_classes(classes)))
+    assert {n for n, _, _ in found} == {p for p in products if p.inputs[1] is not odd}
+    assert all(n.type == made.type for n, made, _ in found)

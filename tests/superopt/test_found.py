@@ -15,6 +15,7 @@ from tilewright.driver.cli import main
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Input, Node, input, topological
 from tilewright.ir.passes import parse_passes
+from tilewright.ir.pattern import make
 from tilewright.ir.positions import static
 from tilewright.ir.types import TensorType, f32
 from tilewright.superopt.classes import Classes
@@ -40,6 +41,14 @@ def low_rank() -> Node:
     low = ops.matmul(ops.matmul(x, weight("a", 128, 8)), weight("b", 8, 128))
     half = ops.full((), 0.5, f32)
     return ops.add(ops.matmul(x, weight("w", 128, 128)), ops.mul(low, half))
+
+
+def low_rank_with_bias() -> Node:
+    """As layers of torch have it: the bias is added before the product of low rank is."""
+    x = tensor("x", 2, 64, 128)
+    wide = ops.add(ops.matmul(x, weight("w", 128, 128)), weight("c", 128))
+    low = ops.matmul(ops.matmul(x, weight("a", 128, 8)), weight("b", 8, 128))
+    return ops.add(wide, ops.mul(low, ops.full((), 0.5, f32)))
 
 
 def linear_attention() -> Node:
@@ -73,6 +82,31 @@ def scaled() -> Node:
     return ops.mul(y, two)
 
 
+def beside() -> Node:
+    """Convolutions of one image that are put together, as in modules of Inception."""
+    x = tensor("x", 1, 8, 9, 9)
+    parts = [convolved(x, weight(f"w{k}", 4 + k, 8, 1, 1), 0, 1) for k in range(3)]
+    return ops.concat(parts, 1)
+
+
+def strided() -> Node:
+    """Two convolutions of one image that step by two, whose results go on alone."""
+    x = tensor("x", 2, 8, 9, 9)
+    a, b = (convolved(x, weight(n, 16, 8, 5, 5), 2, 2) for n in "ab")
+    return ops.mul(ops.relu(a), ops.relu(b))
+
+
+def branches() -> Node:
+    """A block of RepVGG: filters of 3x3 and of 1x1 of one image, added up."""
+    x = tensor("x", 1, 8, 9, 9)
+    wide, small = weight("w", 8, 8, 3, 3), weight("v", 8, 8, 1, 1)
+    return ops.relu(ops.add(convolved(x, wide, 1, 1), convolved(x, small, 0, 1)))
+
+
+def convolved(x: Node, w: Node, padding: int, stride: int) -> Node:
+    return make("conv", x, w, stride=(stride,) * 2, padding=(padding,) * 2, dilation=(1, 1))
+
+
 def graph_of(root: Node) -> Graph:
     ins = tuple(n for n in topological((root,)) if isinstance(n.op, Input))
     return Graph("f", ins, (root,))
@@ -87,11 +121,15 @@ def at_run_time(g: Graph) -> Counter[str]:
 
 CASES: dict[Callable[[], Node], dict[str, int]] = {
     low_rank: {"matmul": 1},
+    low_rank_with_bias: {"matmul": 1, "add": 1},
     linear_attention: {"matmul": 2, "permute": 1},
     chain: {"matmul": 1},
     gates: {"matmul": 1, "slice": 3, "relu": 2, "mul": 1, "add": 1},
     transposed: {"matmul": 1, "relu": 1},
     scaled: {"matmul": 1},
+    beside: {"conv": 1, "slice": 3, "concat": 1},  # which Simplify makes one
+    strided: {"conv": 1, "slice": 2, "relu": 2, "mul": 1},
+    branches: {"conv": 1, "relu": 1},
 }
 
 
@@ -109,7 +147,9 @@ def test_found(build: Callable[[], Node]) -> None:
 
 def test_the_rules_that_come_with_the_compiler() -> None:
     assert len(mined_rules()) > 40 and len(searched_rules()) > 100
-    assert {(m.operator, m.at) for m in searched_merges()} == {("matmul", 0), ("matmul", 1)}
+    assert {(m.operator, m.at) for m in searched_merges()} == {
+        (name, at) for name in ("matmul", "conv") for at in (0, 1)
+    }
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Input, Node, input, topological
 from tilewright.ir.pattern import Rule, Var, op
 from tilewright.ir.types import TensorType, f64
-from tilewright.superopt.classes import Classes
+from tilewright.superopt.classes import Because, Classes
 from tilewright.superopt.extract import cheapest, components
 from tilewright.superopt.saturate import Budget, saturate
 
+SAID = Because("said")
 A, B, C = Var("a"), Var("b"), Var("c")
 RULES = [
     Rule("associate", op.matmul(op.matmul(A, B), C), op.matmul(A, op.matmul(B, C))),
@@ -123,15 +124,41 @@ def test_what_is_shared_is_paid_once() -> None:
     assert found.best and found.cost == 30.0  # xy, xy z, xy y
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_proofs(seed: int) -> None:
+    """What was chosen equals what was given because of the rules that the proof names, and of
+    nothing else."""
+    root = drawn(random.Random(seed), 8)
+    classes = Classes((root,))
+    saturate(classes, RULES, Budget(members=400))
+    chosen = cheapest(classes, (root,), cost)
+    proof = classes.why([(root, classes.leader(root)), *chosen.members.items()])
+    assert bool(proof) == (chosen.roots[0] is not root), seed
+    again = Classes((root, *chosen.roots))
+    for step in proof:
+        assert step.rule in {r.name for r in RULES}, seed
+        assert np.array_equal(value(step.before, seed), value(step.after, seed)), seed
+        again.add(step.before), again.add(step.after)
+        again.join(step.before, step.after, SAID)
+        again.settle()
+    assert again.leader(root) is again.leader(chosen.roots[0]), seed
+
+
+def test_what_is_not_equal_has_no_proof() -> None:
+    x, y = tensor("x"), tensor("y")
+    with pytest.raises(Invalid, match="not known to be equal"):
+        Classes((x, y)).why([(x, y)])
+
+
 def test_classes_that_become_alike_are_one() -> None:
     x, y = tensor("x"), tensor("y")
     a, b = make("neg", make("neg", x)), make("neg", make("neg", y))
     classes = Classes((a, b))
-    assert classes.join(x, y) and not classes.join(y, x)
+    assert classes.join(x, y, SAID) and not classes.join(y, x, SAID)
     classes.settle()
     assert classes.leader(a) is classes.leader(b) and len(list(classes)) == 3
     with pytest.raises(Invalid, match="types differ"):
-        classes.join(x, classes.add(tensor("w", 2)))
+        classes.join(x, classes.add(tensor("w", 2)), SAID)
 
 
 def test_a_class_may_lead_back_to_itself() -> None:
@@ -164,7 +191,8 @@ def test_random_joins(seed: int) -> None:
     rng = random.Random(seed)
     classes = Classes((drawn(rng, 8), drawn(rng, 8)))
     for _ in range(6):
-        classes.join(*rng.sample(list(classes), 2))
+        one, other = rng.sample(list(classes), 2)
+        classes.join(one, other, SAID)
         classes.settle()
         places: dict[Node, Node] = {}
         for leader in classes:
@@ -180,7 +208,7 @@ def test_a_variable_that_is_repeated_is_seen_from_the_root() -> None:
     y = ops.maximum(x, b)
     classes = Classes((y,))
     classes.changed.clear()
-    classes.join(x, b)
+    classes.join(x, b, SAID)
     classes.settle()
     saturate(classes, [Rule("same", op.maximum(A, A), A)])
     assert classes.leader(y) is classes.leader(x)

@@ -1,4 +1,4 @@
-"""The command line: `tilewright demo | compile | run | bench | explain | prove | mine | passes`."""
+"""The command line: `tilewright demo | compile | run | bench | explain | optimize | prove | …`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver.api import torch_side
 from tilewright.driver.looking import demo as demos
-from tilewright.driver.looking import mine, rules
+from tilewright.driver.looking import mine, optimize, rules
 from tilewright.driver.looking.explain import Explanation, explain
 from tilewright.driver.looking.graph_run import judge
 from tilewright.driver.looking.inputs import FORM, Loaded, load, parse_type
@@ -29,6 +29,7 @@ from tilewright.driver.program.default_passes import PRECISIONS, described, pass
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph
+from tilewright.ir.pipeline import Pipeline
 from tilewright.superopt.vocabulary import VOCABULARIES
 
 _COMPARE = "tilewright.driver.looking.compare"
@@ -88,6 +89,7 @@ def argument_parser() -> argparse.ArgumentParser:
         ("compile", _compile, "compile a program and summarize the result"),
         ("run", _run, "compile a program, run it, and check it against eager"),
         ("explain", _explain, "show kernels, schedules, refusals, memory and compile time"),
+        ("optimize", _optimize, "search for a faster graph by proved rules, and measure it"),
     ):
         made = command(name, do, about)
         made.add_argument("program", metavar="PROGRAM", help=FORM)
@@ -98,6 +100,9 @@ def argument_parser() -> argparse.ArgumentParser:
         made.add_argument("--passes", metavar="LIST", help="such as `tilewright passes` shows")
         if name == "compile":
             made.add_argument("--dump", type=Path, metavar="DIR", help="write every stage there")
+        if name == "optimize":
+            made.add_argument("--budget", type=_seconds, default=optimize.BUDGET, metavar="60s")
+            made.add_argument("--page", type=Path, metavar="FILE.html", help="with pictures")
         if name == "explain":
             made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
             made.add_argument("--form", choices=KERNEL_FORMS, help="of that kernel (all)")
@@ -134,6 +139,10 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("at least 1")
     return value
+
+
+def _seconds(text: str) -> int:
+    return _positive(text.removesuffix("s"))
 
 
 # ---- commands
@@ -189,6 +198,18 @@ def _run(given: argparse.Namespace, console: Console) -> int:
     return 0 if found.error.right else 1
 
 
+def _optimize(given: argparse.Namespace, console: Console) -> int:
+    loaded = load(given.program)
+
+    def compiled(listed: Pipeline) -> Explanation:
+        return _explained(loaded, given, passes=listed, optimize="search")
+
+    listed = optimize.passes(given.passes, given.budget)
+    with optimize.progress(console, f"searching {loaded.name}", given.budget):
+        found = optimize.searched(listed, compiled)
+    return optimize.show(found, given.page, console)
+
+
 def _rules(given: argparse.Namespace, console: Console) -> int:
     return rules.show(given.name, given.json, console)
 
@@ -211,13 +232,14 @@ def _bench(arguments: Sequence[str]) -> int:
 # ---- programs and inputs
 
 
-def _explained(loaded: Loaded, given: argparse.Namespace) -> Explanation:
+def _explained(loaded: Loaded, given: argparse.Namespace, **options: Any) -> Explanation:
+    options = {"passes": given.passes, **options}
     if loaded.graph is not None:
-        return explain(compile_graph(loaded.graph, Options(passes=given.passes)))
+        return explain(compile_graph(loaded.graph, Options(**options)))
     api, torch = torch_side(_TORCH_API, "compiling a torch program"), torch_side("torch", "it")
     with torch.no_grad():
         inputs = _torch_inputs(loaded, given)
-        made = api.compile(loaded.program, *inputs, strict=given.strict, passes=given.passes)
+        made = api.compile(loaded.program, *inputs, strict=given.strict, **options)
         return explain(made)
 
 

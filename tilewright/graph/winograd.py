@@ -13,6 +13,7 @@ from tilewright.graph.channels import order_of
 from tilewright.graph.pack import rebuild_knowing
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.passes import Pass, of_target
+from tilewright.ir.positions import Shape
 from tilewright.ir.register_tile import register_tile
 from tilewright.ir.types import f32
 from tilewright.ops.arranged import Arranged
@@ -49,16 +50,22 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True):
         found = _sizes(n)
         if found is None or n.inputs[1] not in constant:
             return None
-        batch, height, width, channels, columns = found
-        if min(channels, columns) < self.least:
-            return None
+        cycles = self.cycles(*found)
+        return min(cycles, key=cycles.__getitem__)
+
+    def cycles(
+        self, batch: int, height: int, width: int, channels: int, columns: int
+    ) -> dict[int | None, float]:
+        """Estimated for each size of tiles; None: for the direct form."""
 
         def cycles(multiplies: int, size: int) -> float:
             return 2 * multiplies / self.flops + size * f32.bytes / self.moved
 
         weights = TAPS * TAPS * channels * columns
         pixels = batch * height * width
-        best, choice = cycles(pixels * weights, weights), None
+        found: dict[int | None, float] = {None: cycles(pixels * weights, weights)}
+        if min(channels, columns) < self.least:
+            return found
         for m in POINTS:
             points = (m + TAPS - 1) ** 2
             tiles = batch * -(-height // m) * -(-width // m)
@@ -67,13 +74,14 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True):
             moved = points * (channels * columns + 2 * tiles * (channels + columns))
             # What the transforms add up: about two operations per point on either side.
             work = points * tiles * (channels + columns)
-            time = cycles(points * rows * channels * columns + work, moved)
-            if time < best:
-                best, choice = time, m
-        return choice
+            found[m] = cycles(points * rows * channels * columns + work, moved)
+        return found
 
 
-def _sizes(n: Node) -> tuple[int, int, int, int, int] | None:
+Sizes = tuple[int, int, int, int, int]
+
+
+def _sizes(n: Node) -> Sizes | None:
     """Batch, height, width, channels and columns of a plain 3x3 convolution."""
     op = n.op
     if not isinstance(op, Arranged) or not isinstance(op.op, ConvValid) or n.dtype is not f32:
@@ -82,10 +90,22 @@ def _sizes(n: Node) -> tuple[int, int, int, int, int] | None:
     last = order_of(4)
     if n.rank != 4 or op.operands != ((last, (0, 1, 2, 3))) or op.result != last:
         return None
-    plain = op.op.stride == op.op.dilation == (1, 1) and op.op.groups == 1
+    return _known_sizes(op.op, w, (*n.shape[:3], x.shape[3], n.shape[3]))
+
+
+def sizes_before_layout(n: Node) -> Sizes | None:
+    """The same of one whose channels are not last yet."""
+    if not isinstance(n.op, ConvValid) or n.rank != 4 or n.dtype is not f32:
+        return None
+    x, w = n.inputs
+    return _known_sizes(n.op, w, (n.shape[0], *n.shape[2:], x.shape[1], n.shape[1]))
+
+
+def _known_sizes(op: ConvValid, w: Node, shape: Shape) -> Sizes | None:
+    plain = op.stride == op.dilation == (1, 1) and op.groups == 1
     if not plain or w.shape[2:] != (TAPS, TAPS):
         return None
-    sizes = [d for d in (*n.shape[:3], x.shape[3], n.shape[3]) if isinstance(d, int) and d > 0]
+    sizes = [d for d in shape if isinstance(d, int) and d > 0]
     if len(sizes) < 5:
         return None
     batch, height, width, channels, columns = sizes

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tilewright.ir.expr import loads
 from tilewright.ir.types import f32, f64
-from tilewright.kernel.nest import Alloc, Atomic, Nest, Store
+from tilewright.kernel.nest import (
+    BLOCKS,
+    Alloc,
+    Atomic,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    own_values,
+    walk,
+)
 
 
 def in_one(s: Store) -> Atomic:
@@ -26,3 +38,17 @@ def unlike_atomic(n: Nest, s: Store) -> str:
     if any(str(x.source) == b.name for x in loads(s.value)):
         return f"{s.stage} reads what it adds to"
     return ""
+
+
+def mixed_faults(launch: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]]:
+    """Memory that a grid adds to atomically, and uses otherwise: no wait or barrier orders what
+    other blocks add."""
+    if not isinstance(launch[0], Loop) or launch[0].kind not in BLOCKS:
+        return
+    added = {s.buffer for s, _ in walk(launch) if isinstance(s, Store) and s.atomic}
+    for s, _ in walk(launch) if added else ():
+        read = {str(x.source) for v in own_values(s) for x in loads(v)}
+        wrote = {s.buffer} if isinstance(s, Store) and not s.atomic else set()
+        for name in sorted(added & (read | wrote)):
+            verb = "read" if name in read else "written"
+            yield f"{name} is {verb} where blocks add to it, in the same launch", s

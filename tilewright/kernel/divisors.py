@@ -12,7 +12,7 @@ from tilewright.ir.atom import Data
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Value, cast, const, extent, fn, replaced
 from tilewright.ir.types import i64
-from tilewright.kernel.nest import Alloc, If, Stmt, Store, walk
+from tilewright.kernel.nest import Alloc, Atomic, If, Stmt, Store, walk, writes
 
 MOST = 1 << 30  # what 0 is a multiple of
 DEEPEST = 4  # definitions that are looked into, one inside the other
@@ -24,8 +24,10 @@ class Divisors:
 
     def __init__(self, body: tuple[Stmt, ...]) -> None:
         stores: dict[str, list[Store]] = {}
-        # Other memory has contents from before, and may be stored to under another name.
+        # Other memory has contents from before, and may be stored to under another name. What an
+        # atomic operation finds and stores is any number.
         own = {s.buffer for s, _ in walk(body) if isinstance(s, Alloc)}
+        own -= writes(tuple(s for s, _ in walk(body) if isinstance(s, Atomic)))
         for s, _ in walk(body):
             if isinstance(s, Store) and s.value.dtype.is_int and s.buffer in own:
                 stores.setdefault(s.buffer, []).append(s)

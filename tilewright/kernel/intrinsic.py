@@ -105,6 +105,10 @@ class Intrinsic:
     # so many axes. The body is given the tensor map (`%s`), the box's first index, innermost first
     # (`%s.0`, as i32) and the memory barrier that counts its bytes (`%arrived`).
     engine: int = 0
+    # It adds to memory as a Store that is atomic does, through shared memory of its warp: the body
+    # is given the address (`%staged`), `staged(sizes)` says how many bytes.
+    atomic: bool = False
+    staged: Callable[[Sizes], int] | None = field(default=None, repr=False)
     product: Product | None = None  # its description for default schedules, if they may use it
 
     def __hash__(self) -> int:
@@ -259,6 +263,9 @@ def match(i: Intrinsic, n: Nest, loop: Loop) -> Match | Mismatch:
     if store.combine != stage.combine:
         does = lambda c: f"accumulates by {c}" if c else "overwrites"  # noqa: E731
         return Mismatch(f"{i.name} {does(stage.combine)}, {store.stage} {does(store.combine)}")
+    if store.atomic != i.atomic:
+        which, other = (i.name, store.stage) if i.atomic else (store.stage, i.name)
+        return Mismatch(f"{which} adds atomically, {other} does not")
     best = Mismatch(
         f"{i.name} has {len(stage.axes) + len(stage.raxes)} loops "
         f"({_declared(i)}), there are {len(chain)} ({_extents(chain)})"

@@ -51,7 +51,7 @@ from tilewright.kernel.nest import (
 from tilewright.kernel.races import MANY, Watch, equal
 from tilewright.kernel.regions import Everything, Region
 from tilewright.kernel.roles import consumers, producer, role_loop
-from tilewright.kernel.simt_reads import Owned, Reader, atomically
+from tilewright.kernel.simt_reads import Owned, Reader, atomically, nested
 from tilewright.kernel.simt_roles import Producer
 from tilewright.kernel.text import line_text
 from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
@@ -282,15 +282,13 @@ class _Block:
         """An instruction of whole warps: every element is read and written by its owner."""
         team = found.intrinsic.team
         threads = prod(team.values())
-        chain, warps = [s], np.unique(who // threads)
-        while isinstance(inner := chain[-1].body[0], Loop):
-            chain.append(inner)
+        chain, warps = nested(s), np.unique(who // threads)
         absent = np.setdiff1d(np.arange(threads), who[who // threads == warps[0]] % threads)
         fits = all(self._width(a) == k for a, k in team.items())
         if not fits or absent.size or len(who) % threads:
             raise RunError(f"{s.instruction} is for whole warps, which do not come to {s.name}")
         store = chain[-1].body[0]
-        assert isinstance(store, Store) and not store.atomic
+        assert isinstance(store, Store)
         self.goes_on = found.intrinsic.asynchronous
         if self.goes_on:
             self.products.begin(who)
@@ -303,7 +301,10 @@ class _Block:
             self._rows_given(store.stage, x, start, len(warps))
         self.counted = False
         self._writable(store)
-        self._write(store, *ev.written(store, once=store.buffer in self.private))
+        if store.atomic:
+            self.store(store, *ev.points(store))
+        else:
+            self._write(store, *ev.written(store, once=store.buffer in self.private))
         self.counted, self.goes_on = True, False
 
     def _elected(self, s: Loop, env: Env, who: np.ndarray) -> None:
@@ -314,9 +315,7 @@ class _Block:
         self.bring(s, first, self.count - 1)
 
     def bring(self, s: Loop, env: Env, by: int) -> None:
-        chain = [s]
-        while isinstance(inner := chain[-1].body[0], Loop):
-            chain.append(inner)
+        chain = nested(s)
         points = np.indices([int(D.evaluate(x.extent, env)) for x in chain])
         env = env | {x.name: at.reshape(-1) for x, at in zip(chain, points, strict=True)}
         (store,) = chain[-1].body

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load
+from tilewright.ir.expr import Load, loads
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import DType, as_dtype
 from tilewright.kernel.fragments import LANES, PLACES, WARP
@@ -149,6 +149,21 @@ class Owned(Reader):
         again = [k for k, n in enumerate(shape) if n < self.box[k]]
         values = np.moveaxis(v, again, range(len(again))).reshape(-1, len(who))
         return who, index, values
+
+    def points(self, s: Store) -> tuple[Env, np.ndarray]:
+        """All points one after the other, and the thread whose element each reads."""
+        (read,) = loads(s.value)
+        wide = lambda x: np.broadcast_to(x, self.box).reshape(-1)  # noqa: E731
+        env = {k: wide(x) if np.ndim(x) else x for k, x in self.env.items()}
+        return env, wide(self.reader(read))
+
+
+def nested(s: Loop) -> list[Loop]:
+    """The loops of an instruction."""
+    chain = [s]
+    while isinstance(inner := chain[-1].body[0], Loop):
+        chain.append(inner)
+    return chain
 
 
 def atomically(block: Block, s: Atomic, dtype: DType, env: Env, who: np.ndarray) -> None:

@@ -34,6 +34,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import extent, loads
+from tilewright.kernel.atomic import mixed_faults
 from tilewright.kernel.dependence import _same_iteration, _window
 from tilewright.kernel.early import await_faults
 from tilewright.kernel.fragments import WARP
@@ -218,6 +219,7 @@ def thread_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
             yield from ((what, c.store) for what in _combined_faults(c, size))
         yield from _warp_faults(n, launch)
         yield from role_faults(launch)
+        yield from mixed_faults(launch)
         yield from await_faults(n, grid_of(launch)[1])
     outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
     for s, p in walk(n.body):

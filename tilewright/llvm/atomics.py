@@ -1,6 +1,7 @@
 """Atomics: accesses that other threads never see half done.
 
-They are done for one lane after the other.
+They are done for one lane after the other, but for additions to neighbours that one instruction
+does.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _PTX = {
 }
 # Narrow floats that a GPU adds by one instruction, with what it must have for that.
 _HALVES = {f16: "f16", bf16: "bf16.math"}
+_TOGETHER = (2, 4)  # numbers of float32 that one instruction adds to neighbours
 _BOOLS = {"add": "or", "max": "or", "min": "and"}
 
 
@@ -55,10 +57,33 @@ class Atomics:
         self.values, self.addresses = values, addresses
         self.scope = scope  # the scope of atomics: all threads by default
         self.added = tuple(d for d, has in _HALVES.items() if target.has(has))  # as one instruction
+        self.vectors = _TOGETHER if target.has("red.vectors") else ()
 
     def atomic(self, s: Atomic) -> None:
-        self.values.masks.lane_by_lane(lambda: self._ordered(s))
+        if not self._together(s):
+            self.values.masks.lane_by_lane(lambda: self._ordered(s))
         self.c.touch(s)
+
+    def _together(self, s: Atomic) -> bool:
+        """Additions of all lanes to neighbours, by one instruction; False where there is none."""
+        b, w = self.c.buffers[s.buffer], self.c.width
+        plain = (s.kind, s.order, s.result) == ("add", "relaxed", None) and not self.c.under
+        if not plain or w not in self.vectors or b.dtype is not f32:
+            return False
+        lin = self.addresses.linear(b, s.index)
+        const, terms, lane = self.addresses.indices.terms(lin)
+        if lane != b.unit or self.addresses.alignment(b, lin, w) < w * b.dtype.bytes:
+            return False
+        x = self.arith.narrow(self.values.lanes_of(s.value), b.dtype, w)
+        p = self.addresses.pointer(b, const, terms)
+        at = self.put(f"addrspacecast ptr {p} to ptr addrspace(1)")
+        each = [self.put(f"extractelement <{w} x float> {x}, i64 {k}") for k in range(w)]
+        places = ", ".join(f"${k + 1}" for k in range(w))
+        text = f"red.relaxed.gpu.global.add.v{w}.f32 [$0], {{{places}}};"
+        given = ", ".join([f"ptr addrspace(1) {at}", *(f"float {y}" for y in each)])
+        kinds = ",".join(["l", *"f" * w])
+        self.w.line(f'call void asm sideeffect "{text}", "{kinds},~{{memory}}"({given})')
+        return True
 
     def _ordered(self, s: Atomic) -> None:
         """LLVM writes `atomicrmw` for a GPU without its order (loads and exchanges by comparison

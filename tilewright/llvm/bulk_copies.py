@@ -134,7 +134,7 @@ class BulkCopies:
         launch: tuple[Stmt, ...],
         block: Block,
         plain: AsyncCopies,
-        barriers: str | None,
+        barriers: str,
     ) -> None:
         """`barriers` is the address of the first memory barrier."""
         self.body, self.w, self.c, self.a = body, body.writer, body.context, body.addresses
@@ -355,23 +355,26 @@ class BulkCopies:
         self.body.loop(Loop(D.the_sym(turn), "serial", body))
         del self.c.env[me]
 
-    def tiles_of_threads(self) -> list[Store]:
-        """What threads write in shared memory that instructions read by themselves."""
+    def tiles_of_threads(self) -> tuple[set[str], set[str]]:
+        """What threads write in shared memory that instructions read by themselves, and which of it
+        not only by asynchronous stores."""
         read: set[str] = set()
-        out: list[Store] = []
         for s, i in instructions(self.launch):
             found = match(i, self.c.n, s)
             if not i.engine and i.tiles and isinstance(found, Match):
                 read |= {x.buffer for x in found.operands if x.name in i.tiles}
+        written: set[str] = set()
+        at_once: set[str] = set()
         for s, p in walk(self.launch):
-            if isinstance(s, Store) and s.buffer in read:
-                whole = next((q for q in p if q.instruction), None)
-                found = (
-                    None if whole is None else match(INTRINSICS[whole.instruction], self.c.n, whole)
-                )
-                if not by_engine(p) or not isinstance(found, Match) or self.box_of(found) is None:
-                    out.append(s)
-        return out
+            if bodies(s) or read.isdisjoint(writes((s,))):
+                continue
+            whole = next((q for q in p if q.instruction), None)
+            found = None if whole is None else match(INTRINSICS[whole.instruction], self.c.n, whole)
+            if not by_engine(p) or not isinstance(found, Match) or self.box_of(found) is None:
+                written |= writes((s,)) & read
+                if not (isinstance(s, Store) and s.asynchronous):
+                    at_once |= writes((s,)) & read
+        return written, at_once
 
     # ---- groups of copies
 

@@ -186,5 +186,8 @@ class _Processor:
     def fragment(self, x: Operand) -> str:
         raise Unsupported(f"{x.buffer} is in fragments of many threads, which a CPU does not have")
 
+    def staged(self) -> str:
+        raise Unsupported("shared memory of a warp, which a CPU does not have")
+
     def refuse(self, s: While | Report) -> None:
         """The runtime has both."""

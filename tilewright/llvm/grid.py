@@ -63,6 +63,7 @@ from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.positions import Positions
 from tilewright.llvm.scalars import memory_type, register_type
 from tilewright.llvm.shared_memory import Shared, bytes_of, check_lanes
+from tilewright.llvm.staging import Staging
 from tilewright.llvm.tile_fences import TileFences
 from tilewright.llvm.writer import Metadata
 
@@ -296,12 +297,14 @@ class _Thread:
         allocated = [s.buffer for s, _ in walk(m.launch) if isinstance(s, Alloc)]
         in_shared = [buffers[x] for x in allocated if buffers[x].scope == "shared"]
         shared = list(dict.fromkeys(in_shared))
+        self.staging = Staging(m.n, m.launch, m.threads[2])
         self.shared = Shared(
             SHARED if m.task else symbol,
             shared,
             m.grid,
             apart_in_time(m.n, m.launch),
             BARRIER * barriers(m.launch),
+            self.staging.bytes,
             common=m.task,
         )
         for b in shared:
@@ -320,7 +323,7 @@ class _Thread:
         self.sums.cluster = self.bulk.cluster is not None
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
-        self.fences = TileFences(self.w, m.launch, self.bulk.tiles_of_threads())
+        self.fences = TileFences(self.w, m.launch, *self.bulk.tiles_of_threads())
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
         self.in_order = _begun_early(m.launch)
 
@@ -482,6 +485,9 @@ class _Thread:
             self.w.line(f"{lane} = add nuw nsw i64 {rows}, {along[0]}", entry=True)
             self.c.env[LANE] = (lane, 0)
         return self.a.of(b, x.index)
+
+    def staged(self) -> str:
+        return self.staging.address(self.w, self.positions, self.shared.staged)
 
     # ---- memory
 

@@ -24,6 +24,8 @@ class Fragments(Protocol):
 
     def fragment(self, x: Operand) -> str: ...
 
+    def staged(self) -> str: ...
+
 
 class Instructions:
     def __init__(
@@ -64,6 +66,8 @@ class Instructions:
         for axis, size in found.sizes.items():
             if not isinstance(size, int):
                 args.append(("i64", f"%size.{axis}", dim(size)))
+        if i.staged is not None:
+            args.append(("ptr addrspace(3)", "%staged", self.fragments.staged()))
         sizes = "_".join(str(n) if n is not None else "n" for n in found.constants.values())
         name = f"{i.name}.{sizes}"
         if asks and i.ahead is not None:

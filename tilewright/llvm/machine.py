@@ -61,5 +61,9 @@ class Machine(Protocol):
         """The address of a thread's part of an operand of an instruction of many threads."""
         ...
 
+    def staged(self) -> str:
+        """The shared memory of a warp that its instructions pass operands through."""
+        ...
+
     def refuse(self, s: While | Report) -> None:
         """Raises if no other program can be waited for, or nothing can be reported."""

@@ -30,7 +30,7 @@ class Capability:
 
 _ALWAYS = ("f16",)
 _AMPERE = (*_ALWAYS, "bf16", "cp.async", "mma.bf16", "mma.tf32", "redux")
-_HOPPER = ("clusters", "tma", "wgmma", "bf16.math", "dependents")
+_HOPPER = ("clusters", "tma", "wgmma", "bf16.math", "dependents", "red.vectors")
 CAPABILITIES: dict[int, Capability] = {
     75: Capability("sm_75", 70, 63, _ALWAYS),
     80: Capability("sm_80", 80, 70, _AMPERE),

@@ -15,6 +15,7 @@ from tilewright.kernel.swizzle import multiple
 
 # Shared memory that a kernel may have without more being allocated at its launch.
 STATIC_SHARED = 48 * 1024
+STAGED = 128  # bytes at multiples of which an operand lies that the copy engine reads
 _BYTES = {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8}
 
 
@@ -50,18 +51,21 @@ class Shared:
         grid: Grid,
         apart: frozenset[tuple[str, str]] = frozenset(),
         barriers: int = 0,
+        staged: int = 0,
         common: bool = False,
     ) -> None:
         """Buffers that are `apart` may have one place. `barriers` are bytes besides all buffers,
-        for memory barriers. All is in one dynamic piece where several functions use that in
-        turn (`common`)."""
+        for memory barriers, `staged` those that instructions of warps pass operands through. All is
+        in one dynamic piece where several functions use that in turn (`common`)."""
         self.symbol, self.grid, self.common = symbol, grid, common
         self.lines: list[str] = []
         self.places: dict[str, str] = {}
         sizes = {b.name: bytes_of(b, "shared memory") for b in buffers}
         whole = {b.name: alignment_of(b) for b in buffers}
         places, total = shared_places(buffers, sizes, apart)
-        first, total = total, total + barriers
+        through = -(-total // STAGED) * STAGED if staged else total
+        first = through + staged
+        total = first + barriers
         if total > grid.block_shared:
             raise Unsupported(
                 f"{total:,} bytes of shared memory are more than the {grid.block_shared:,} that a "
@@ -73,7 +77,8 @@ class Shared:
         dynamic = total > STATIC_SHARED - 4096 or together or common
         self.dynamic = total if dynamic else 0
         if dynamic:
-            name, most = f"@{symbol}_shared", 1024 if common else max(whole.values())
+            least = STAGED if staged else 1
+            name, most = f"@{symbol}_shared", 1024 if common else max((least, *whole.values()))
             self.lines.append(f"{name} = external addrspace(3) global [0 x i8], align {most}")
         for b in buffers:
             if dynamic:
@@ -83,11 +88,12 @@ class Shared:
                 where = f"@{symbol}_s{len(self.places)}"
                 self.lines.append(self._variable(where, sizes[b.name], "i8", whole[b.name]))
             self.places[b.name] = f"addrspacecast (ptr addrspace(3) {where} to ptr)"
-        self.barriers: str | None = None
-        if barriers and dynamic:
-            self.barriers = f"getelementptr (i8, ptr addrspace(3) @{symbol}_shared, i64 {first})"
-        elif barriers:
-            self.barriers = self.variable(barriers // 8, "i64")
+        piece = f"getelementptr (i8, ptr addrspace(3) @{symbol}_shared, i64 {{}})"
+        self.barriers = self.staged = ""  # their addresses
+        if barriers:
+            self.barriers = piece.format(first) if dynamic else self.variable(barriers // 8, "i64")
+        if staged:
+            self.staged = piece.format(through) if dynamic else self.variable(staged, "i8")
 
     @staticmethod
     def _variable(name: str, count: int, t: str, align: int) -> str:

@@ -8,9 +8,17 @@ Copies by cp.async need none once they are waited for: Triton's and CUTLASS's lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tilewright.kernel.nest import Barrier, If, Loop, Stmt, Store, While, walk
+from tilewright.kernel.nest import (
+    Barrier,
+    If,
+    Loop,
+    Stmt,
+    Store,
+    While,
+    bodies,
+    walk,
+    writes,
+)
 from tilewright.llvm.writer import Writer
 
 FENCE = 'call void asm sideeffect "fence.proxy.async.shared::cta;", "~{memory}"()'
@@ -18,12 +26,13 @@ IF_COPIED = f"{FENCE} ; of copies"  # kept where an asynchronous store is an ord
 
 
 class TileFences:
-    """The fences of one kernel. `stores` are those of its threads to tiles."""
+    """The fences of one kernel. `tiles` are those that its threads write, `stored` the ones that
+    they write otherwise than by asynchronous stores: by others, or as results of atomics."""
 
-    def __init__(self, w: Writer, launch: tuple[Stmt, ...], stores: Sequence[Store]) -> None:
-        self.w = w
-        self.tiles = {s.buffer for s in stores}
-        self.stored = {s.buffer for s in stores if not s.asynchronous}
+    def __init__(
+        self, w: Writer, launch: tuple[Stmt, ...], tiles: set[str], stored: set[str]
+    ) -> None:
+        self.w, self.tiles, self.stored = w, tiles, stored
         self.open = False  # has a thread stored something since the last fence?
         self.copied_by_stores = False
         # Around a loop what is stored late, after its last barrier, comes before what is early.
@@ -37,8 +46,8 @@ class TileFences:
 
     def before(self, s: Stmt) -> None:
         """Before each statement is written."""
-        if isinstance(s, Store):
-            self.open |= s.buffer in self.stored
+        if not bodies(s):
+            self.open |= self._stores((s,))
         elif self.open and (isinstance(s, If) or _repeats(s)) and _has_barrier(s):
             self._fence()
 
@@ -61,7 +70,7 @@ class TileFences:
         self.open = False
 
     def _stores(self, body: tuple[Stmt, ...]) -> bool:
-        return any(isinstance(x, Store) and x.buffer in self.stored for x, _ in walk(body))
+        return bool(self.stored) and not self.stored.isdisjoint(writes(body))
 
 
 def _late(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

@@ -1,13 +1,15 @@
 """Equalities as rules of the compiler's graphs, in both directions.
 
-An equality is found with tensors of some rank; a graph has others, with more axes in front. So the
-equality is written for the ranks at hand, with axes counted from the end, and proved for them, once
-for each. Then operators match by name, and their attributes must be those of the equality.
+An equality is found with tensors of some shapes. A graph has others: more axes in front, vectors
+that are added to every row, full tensors in the place of scalars. So the equality is written for
+the shapes at hand, with axes counted from the end, and with the strides and paddings at hand, and
+proved for them, once for each way in which sizes agree. Then operators match by name, and their
+other attributes must be those of the equality.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import isfinite
@@ -16,31 +18,46 @@ from typing import Any
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Node, node, topological
+from tilewright.ir.node import Item, Node, item, node, topological
 from tilewright.ir.pattern import Apply, Match, Pattern, Rule, Var, filled_value
 from tilewright.ir.types import TupleType
 from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.superopt.blocks import Kind, Sizes
-from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of, leaves
+from tilewright.superopt.blocks import names as names_of
+from tilewright.superopt.terms import Equality, Leaf, Term, Tree, as_node, kind_of, leaves
 from tilewright.superopt.vocabulary import Bound, Instance
 
-Ranks = tuple[int, ...]  # axes in front of each leaf of an equality
+# Attributes that an equality found with one value may hold of with others.
+SETTINGS = ("stride", "padding", "dilation", "kernel", "divisor", "lo", "hi")
+
+Setting = tuple[str, Any]  # an attribute and the value that an equality has
+Settings = tuple[tuple[Setting, Any], ...]  # and another value in its place
 
 
 def rules_of(e: Equality, name: str) -> list[Rule]:
     """From left to right and back, where a side has all leaves of the other."""
     sides = ((e.left, e.right, name), (e.right, e.left, f"{name}, back"))
+    several = _with_several(e)
     return [
-        Rule(called, _pattern(a), _Direction(e, back).apply, changes="rounding", dtypes="f")
+        Rule(
+            called, _pattern(a, several), _Direction(e, back).apply, changes="rounding", dtypes="f"
+        )
         for back, (a, b, called) in enumerate(sides)
         if isinstance(a, Term) and set(leaves(b)) <= set(leaves(a))
     ]
 
 
-def _pattern(t: Tree) -> Pattern:
+def _pattern(t: Tree, several: set[str]) -> Pattern:
     if isinstance(t, Leaf):
         return Var(t.name)
-    return Apply(t.instance.name, tuple(map(_pattern, t.operands)))
+    made = Apply(t.instance.name, tuple(_pattern(x, several) for x in t.operands))
+    return Apply(Item.name, (made,)) if t.instance.name in several else made
+
+
+def _with_several(e: Equality) -> set[str]:
+    """Operators with several results, of which equalities mean the first."""
+    nodes = topological(e.nodes(Sizes.symbolic(e.symbols)))
+    return {n.op.name for n in nodes if isinstance(n.type, TupleType)}
 
 
 @dataclass(frozen=True)
@@ -64,23 +81,78 @@ class _Direction:
             return None
         if any((v := filled_value(n)) is not None and not isfinite(v) for n in bound.values()):
             return None
-        ranks = (bound[x.name].rank - len(x.kind) for x in self.equality.leaves)
-        e = ranked(self.equality, tuple(ranks))
-        if e is None:
+        found = fitted(self.equality, self.back, m.nodes, bound)
+        if found is None:
             return None
-        sizes = sizes_of(e, bound)
+        e, sizes = found
         old, new = (e.right, e.left) if self.back else (e.left, e.right)
-        if sizes is None or not fits(old, iter(m.nodes), sizes):
+        if not fits(old, iter(m.nodes), sizes):
             return None
         return _built(new, bound, sizes)
 
 
-def sizes_of(e: Equality, bound: dict[str, Node]) -> Sizes | None:
+def fitted(
+    e: Equality, back: int, matched: Sequence[Node], bound: Mapping[str, Node]
+) -> tuple[Equality, Sizes] | None:
+    """The equality as it is of these tensors and of the operators that its left side (or, `back`,
+    its right side) matched, and the tensors' sizes; None where it does not hold."""
+    if any(x.positive and not _never_negative(bound[x.name]) for x in e.leaves):
+        return None
+    settings: dict[Setting, Any] = {}
+    if not _set(e.right if back else e.left, iter(matched), settings):
+        return None
+    others = tuple((k, v) for k, v in settings.items() if k[1] != v)
+    sizes = None if others else _sizes_of(e, bound)
+    if sizes is not None:
+        return e, sizes
+    names: dict[Dim, str] = {}
+    kinds = tuple(_kind_at(x, bound[x.name], names) for x in e.leaves)
+    made = at_kinds(e, kinds, others)
+    return None if made is None else (made, Sizes({name: d for d, name in names.items()}))
+
+
+def _set(t: Tree, matched: Iterator[Node], settings: dict[Setting, Any]) -> bool:
+    """Notes what operators have in the places of the term's settings. Where the term has the same
+    twice, so must they."""
+    if isinstance(t, Leaf):
+        return True
+    n = _main(matched)
+    if n is None:
+        return False
+    for name, value in t.instance.attributes:
+        if name in SETTINGS:
+            got = getattr(n.op, name)
+            if settings.setdefault((name, value), got) != got:
+                return False
+    return all(_set(x, matched, settings) for x in t.operands)
+
+
+def _main(matched: Iterator[Node]) -> Node | None:
+    """The next operator; of one with several results only the first counts."""
+    n = next(matched)
+    if isinstance(n.op, Item):
+        return None if n.op.k else next(matched)
+    return n
+
+
+def _kind_at(x: Leaf, n: Node, names: dict[Dim, str]) -> Kind:
+    """Axes of one element are repeated, and windows stay numbers; others are alike where their
+    sizes are."""
+    own = (*("" for _ in range(n.rank - len(x.kind))), *x.kind[max(0, len(x.kind) - n.rank) :])
+    return tuple(
+        d
+        if isinstance(d, int) and (d <= 1 or isinstance(b, int))
+        else names.setdefault(d, f"n{len(names)}")
+        for b, d in zip(own, n.shape, strict=True)
+    )
+
+
+def _sizes_of(e: Equality, bound: Mapping[str, Node]) -> Sizes | None:
     """What the names of sizes stand for; None where a tensor is not of its leaf's kind."""
     named: dict[str, Dim] = {}
     for x in e.leaves:
         n = bound[x.name]
-        if x.positive and not _never_negative(n):
+        if n.rank != len(x.kind):
             return None
         for block, d in zip(x.kind, n.shape, strict=True):
             want = named.setdefault(block, d) if isinstance(block, str) else block
@@ -102,7 +174,9 @@ def fits(t: Tree, matched: Iterator[Node], sizes: Sizes) -> bool:
     """Have the operators that matched, the root first, the attributes of the term's?"""
     if isinstance(t, Leaf):
         return True
-    n = next(matched)
+    n = _main(matched)
+    if n is None:
+        return False
     try:
         same = n.op == t.instance.op(sizes, _kinds(t))
     except Invalid:
@@ -114,40 +188,48 @@ def _built(t: Tree, bound: dict[str, Node], sizes: Sizes) -> Node:
     if isinstance(t, Leaf):
         return bound[t.name]
     operands = (_built(x, bound, sizes) for x in t.operands)
-    return node(t.instance.op(sizes, _kinds(t)), *operands)
+    made = node(t.instance.op(sizes, _kinds(t)), *operands)
+    return item(made, 0) if isinstance(made.type, TupleType) else made
 
 
 @cache
-def ranked(e: Equality, ranks: Ranks) -> Equality | None:
-    """The equality with so many axes in front of its leaves; None where it has no meaning then, or
-    is not proved."""
-    in_front = dict(zip(e.leaves, ranks, strict=True))
-    if any(r < 0 or (r and not x.kind) for x, r in in_front.items()):
-        return None
+def at_kinds(e: Equality, kinds: tuple[Kind, ...], settings: Settings = ()) -> Equality | None:
+    """The equality over leaves of these kinds, with other settings; None where it has no meaning
+    then, or is not proved."""
+    table = {x: replace(x, kind=k) for x, k in zip(e.leaves, kinds, strict=True)}
+    others, sizes = dict(settings), Sizes.symbolic(sorted({b for k in kinds for b in named(k)}))
     try:
-        made = Equality(*(_with_axes(side, in_front)[0] for side in (e.left, e.right)))
+        made = Equality(*(_over(side, table, others, sizes) for side in (e.left, e.right)))
+        left, right = made.nodes(sizes)
+        return made if left.type == right.type and made.is_proved() else None
     except Invalid:
         return None
-    kinds = kind_of(made.left), kind_of(made.right)
-    if None in kinds or kinds[0] != kinds[1] or _has_several(made):
-        return None
-    return made if not any(ranks) or made.is_proved() else None
 
 
-def _with_axes(t: Tree, in_front: dict[Leaf, int]) -> tuple[Tree, int]:
-    """The tree over leaves with more axes, and how many more it has."""
+def named(kind: Kind) -> set[str]:
+    return {name for block in kind for name in names_of(block)}
+
+
+def _over(
+    t: Tree, table: Mapping[Leaf, Leaf], settings: Mapping[Setting, Any], sizes: Sizes
+) -> Tree:
+    """The tree over other leaves. Axes that an operator names are counted from the end."""
     if isinstance(t, Leaf):
-        more = in_front[t]
-        return replace(t, kind=(*(f"in front {more - k}" for k in range(more)), *t.kind)), more
-    done = [_with_axes(x, in_front) for x in t.operands]
-    instance = _shifted(t.instance, done[0][1])
-    return Term(instance, tuple(x for x, _ in done)), max(more for _, more in done)
+        return table[t]
+    operands = tuple(_over(x, table, settings, sizes) for x in t.operands)
+    old = kind_of(t.operands[0])
+    assert old is not None, f"{t} is part of an equality"
+    more = as_node(operands[0], sizes).rank - len(old)
+    attributes = tuple((k, settings.get((k, v), v)) for k, v in t.instance.attributes)
+    return Term(_shifted(Instance(t.instance.name, attributes), more), operands)
 
 
 def _shifted(x: Instance, more: int) -> Instance:
     """The operator on a first operand with more axes in front."""
-    if not more:
+    if not more or not x.attributes:
         return x
+    if more < 0:
+        raise Invalid(f"{x.name} names axes that are not there")
     return Instance(x.name, tuple((k, _moved(k, v, more)) for k, v in x.attributes))
 
 
@@ -166,9 +248,3 @@ def _moved(name: str, value: Any, more: int) -> Any:
         case "keepdims":
             return value
     raise Invalid(f"{name} has no meaning with more axes")
-
-
-def _has_several(e: Equality) -> bool:
-    """Has one of its operators several results?"""
-    nodes = topological(e.nodes(Sizes.symbolic(e.symbols)))
-    return any(isinstance(n.type, TupleType) for n in nodes)

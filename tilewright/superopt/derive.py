@@ -96,7 +96,7 @@ def derivable(candidates: Sequence[Equality], known: Sequence[Equality], rounds:
 
 def basis(candidates: Sequence[Equality]) -> list[Equality]:
     """A few from which the others follow: the smallest and most general first."""
-    left = sorted(candidates, key=_order)
+    left = sorted(candidates, key=order)
     kept: list[Equality] = []
     while left:
         batch, left = left[:BATCH], left[BATCH:]
@@ -114,7 +114,8 @@ def basis(candidates: Sequence[Equality]) -> list[Equality]:
     return kept
 
 
-def _order(e: Equality) -> tuple[int, int, int, str]:
+def order(e: Equality) -> tuple[int, int, int, str]:
+    """Small and general equalities first."""
     sizes = occurrences(e.left), occurrences(e.right)
     distinct = len({*leaves(e.left), *leaves(e.right)})
     return sum(sizes), max(sizes), -distinct, str(e)

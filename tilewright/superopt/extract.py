@@ -6,7 +6,7 @@ HiGHS. Members are chosen so that every class that is used has one, and operands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,14 @@ Cost = Callable[[Node], float]
 
 @dataclass(frozen=True)
 class Choice:
-    """Roots rebuilt from the members chosen, what they cost together, and whether less is known to
-    be impossible."""
+    """Roots rebuilt from the members chosen, what they cost together, whether less is known to be
+    impossible; by the leaders of their classes the members, and what was rebuilt of them."""
 
     roots: tuple[Node, ...]
     cost: float
     best: bool
+    members: Mapping[Node, Node]
+    made: Mapping[Node, Node]
 
 
 def cheapest(
@@ -43,9 +45,13 @@ def cheapest(
     shared = sum(costs[by_tree[n]] for n in start.chosen)
     found = _Program(classes, leaders, costs, start.chosen, by_tree).solved(seconds, gap)
     if found is None or found[1] >= shared:
-        return Choice(start.roots, shared, found is not None and found[2])
-    members, total, best = found
-    return Choice(_rebuilt(leaders, members).roots, total, best)
+        made, members = start, by_tree
+        total, best = shared, found is not None and found[2]
+    else:
+        members, total, best = found
+        made = _rebuilt(leaders, members)
+    used = {n: members[n] for n in made.chosen}
+    return Choice(made.roots, total, best, used, made.chosen)
 
 
 def _reachable(classes: Classes, leaders: Iterable[Node], cost: Cost) -> dict[Node, float]:
@@ -92,7 +98,7 @@ def _by_trees(classes: Classes, costs: dict[Node, float]) -> dict[Node, Node]:
 @dataclass(frozen=True)
 class _Rebuilt:
     roots: tuple[Node, ...]
-    chosen: dict[Node, None]  # classes used, operands first
+    chosen: dict[Node, Node]  # by the leaders of the classes used, operands first
 
 
 def _rebuilt(leaders: Sequence[Node], members: dict[Node, Node]) -> _Rebuilt:
@@ -109,7 +115,7 @@ def _rebuilt(leaders: Sequence[Node], members: dict[Node, Node]) -> _Rebuilt:
                     made[n] = node(m.op, *(made[x] for x in m.inputs)) if m.inputs else m
             else:
                 stack += missing
-    return _Rebuilt(tuple(made[r] for r in leaders), dict.fromkeys(made))
+    return _Rebuilt(tuple(made[r] for r in leaders), made)
 
 
 def _highs() -> Any:

@@ -7,15 +7,15 @@ slices of one: of two by the equality, of more because it holds again of one mor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node, node
 from tilewright.ops.views import Concat, Slice
-from tilewright.superopt.applied import fits, ranked, sizes_of
-from tilewright.superopt.classes import Classes
-from tilewright.superopt.terms import Equality, Leaf, Term, Tree
+from tilewright.superopt.applied import fits, fitted
+from tilewright.superopt.classes import Because, Classes
+from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of
 from tilewright.superopt.vocabulary import Instance
 
 MOST = 16  # operators that become one
@@ -23,8 +23,10 @@ MOST = 16  # operators that become one
 
 @dataclass(frozen=True)
 class Merge:
-    """An equality of that form: which of the two operands is shared, and its leaves."""
+    """An equality of that form: which of the two operands is shared, and its leaves. What is done
+    element by element is not merged: it becomes part of other kernels."""
 
+    name: str
     equality: Equality
     operator: str
     at: int
@@ -33,19 +35,19 @@ class Merge:
     second: Leaf
 
     @staticmethod
-    def of(e: Equality) -> Merge | None:
+    def of(name: str, e: Equality) -> Merge | None:
         match e.left, e.right:
             case (
                 Term(Instance("concat"), (Term(f, (Leaf() as a, Leaf() as b)), Term(g, others))),
                 Term(h, operands),
-            ) if f == g == h and len(others) == 2 and len(e.leaves) == 3:
+            ) if f == g == h and len(others) == 2 and len(e.leaves) == 3 and not f.elementwise:
                 for at, (shared, own) in enumerate(((a, b), (b, a))):
                     second, together = others[1 - at], operands[1 - at]
                     alike = others[at] == shared == operands[at] and isinstance(second, Leaf)
                     match together:
                         case Term(Instance("concat"), parts) if alike and parts == (own, second):
                             assert isinstance(second, Leaf)
-                            return Merge(e, f.name, at, shared, own, second)
+                            return Merge(name, e, f.name, at, shared, own, second)
         return None
 
     def beside(self, own: Node) -> tuple[Dim, ...]:
@@ -55,15 +57,23 @@ class Merge:
         axis = _axis(joined) - len(self.first.kind) + own.rank
         return tuple(d for k, d in enumerate(own.shape) if k != axis)
 
+    def _axis_of(self, n: Node) -> int:
+        """Where results like this one are put together."""
+        left = kind_of(self.equality.left)
+        assert left is not None
+        return _axis(self.equality.left) - len(left) + n.rank
+
     def apply(self, members: list[Node]) -> list[tuple[Node, Node]]:
         """Each of the operators with the slice that it equals; none where the equality does not
         hold of their ranks."""
         first, parts = members[0], [m.inputs[1 - self.at] for m in members]
         bound = {self.shared: first.inputs[self.at], self.first: parts[0], self.second: parts[1]}
-        e = ranked(self.equality, tuple(bound[x].rank - len(x.kind) for x in self.equality.leaves))
-        sizes = sizes_of(e, {x.name: n for x, n in bound.items()}) if e is not None else None
-        if e is None or sizes is None:
+        joined = node(Concat(self._axis_of(first)), *members[:2])
+        matched = (joined, *members[:2])
+        found = fitted(self.equality, 0, matched, {x.name: n for x, n in bound.items()})
+        if found is None:
             return []
+        e, sizes = found
         beside, whole = e.left, e.right
         assert isinstance(beside, Term) and isinstance(whole, Term)
         if not fits(beside.operands[0], iter((first,)), sizes):
@@ -85,15 +95,16 @@ def _axis(t: Tree) -> int:
     return dict(t.instance.attributes)["axis"]
 
 
-def merges(found: Iterable[Equality]) -> list[Merge]:
-    return [m for e in found if (m := Merge.of(e)) is not None]
+def merges(found: Mapping[str, Equality]) -> list[Merge]:
+    sought = (Merge.of(f"{name}, of several", e) for name, e in found.items())
+    return [m for m in sought if m is not None]
 
 
 def merged(
     classes: Classes, rules: Iterable[Merge], constant: set[Node]
-) -> Iterator[tuple[Node, Node]]:
-    """Operators and the slices that they equal, of all families whose other operands are known
-    before the program runs: those are put together once."""
+) -> Iterator[tuple[Node, Node, Because]]:
+    """Operators, the slices that they equal, and why, of all families whose other operands are
+    known before the program runs: those are put together once."""
     by_name: dict[str, list[Merge]] = {}
     for r in rules:
         by_name.setdefault(r.operator, []).append(r)
@@ -109,4 +120,5 @@ def merged(
         members = list(found.values())
         for k in range(0, len(members) - 1, MOST):
             if len(some := members[k : k + MOST]) > 1:
-                yield from rule.apply(some)
+                why = Because(rule.name)
+                yield from ((n, part, why) for n, part in rule.apply(some))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright.superopt.derive import basis, derivable
 from tilewright.superopt.enumerate import Level, enumerated
 from tilewright.superopt.generalise import generalised
 from tilewright.superopt.records import Record, proved
+from tilewright.superopt.shorten import Progress, shortened
 from tilewright.superopt.terms import Equality, equalities
 from tilewright.superopt.vocabulary import Vocabulary
 
 ROUNDS = 3  # of rewriting, within which what was proved must follow from the rules
-
-Progress = Callable[[Iterable[Equality], str], Iterable[Equality]]
-"""Shows how far a walk over equalities is."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +23,9 @@ class Mined:
     levels: Sequence[Level]
     found: int  # up to names of leaves
     proved: int  # by normal form
-    rules: Sequence[Record]
-    again: int  # of the proved ones follow from the rules
+    general: int  # from which others follow, for the shapes that were enumerated
+    again: int  # of the proved ones follow from those
+    rules: Sequence[Record]  # from which they follow, as rules of any shapes
     refused: Sequence[str]  # what the second prover refused, and why
 
 
@@ -34,10 +33,12 @@ def mine(
     vocabulary: Vocabulary,
     operators: int,
     seed: int = 0,
+    known: Sequence[Equality] = (),
     each: Callable[[Level], None] = lambda level: None,
     progress: Progress = lambda found, what: found,
 ) -> Mined:
-    """All rules between programs of a vocabulary of up to so many operators."""
+    """All rules between programs of a vocabulary of up to so many operators, but for those that
+    follow from what is known."""
     levels: list[Level] = []
 
     def level(x: Level) -> None:
@@ -52,4 +53,5 @@ def mine(
     rules = {e: how for e, how in judged.items() if isinstance(how, Record)}
     refused = [f"{e}: {how}" for e, how in judged.items() if e not in rules]
     again = sum(derivable(true, list(rules), ROUNDS))
-    return Mined(levels, len(found), len(true), list(rules.values()), again, refused)
+    short = [rules[e] for e in shortened(list(rules), known, progress)]
+    return Mined(levels, len(found), len(true), len(rules), again, short, refused)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.node import Node
-from tilewright.ir.pattern import Apply, Pattern, Rule
+from tilewright.ir.pattern import Apply, Match, Pattern, Rule
 from tilewright.ir.rewrite import RuleSet
-from tilewright.superopt.classes import Classes
+from tilewright.superopt.classes import Because, Classes, Pair
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -
     for k in range(budget.rounds):
         near = _within(classes, far)
         left: dict[str, set[Node]] = {}
-        found: list[tuple[Rule, Node, Node]] = []
+        found: list[tuple[Match, Node, Because]] = []
         counts: Counter[str] = Counter()
         late = False
         for leader in classes:
@@ -65,15 +65,16 @@ def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -
                     if resting.get(rule.name, 0) > k:
                         left.setdefault(rule.name, set()).add(n)
                         continue
-                    for out, _ in rule.everywhere(n, classes.members):
-                        found.append((rule, n, out))
+                    for out, m in rule.everywhere(n, classes.members):
+                        found.append((m, out, Because(rule.label, _taken(classes, m))))
                         counts[rule.name] += 1
             if late := time.monotonic() > until:
                 break
         classes.changed.clear()
-        for rule, n, out in found:
-            if classes.join(classes.add(out), n):
-                applied[rule.label] += 1
+        for m, out, why in found:
+            classes.add(out)
+            if classes.join(m.root, out, why):
+                applied[why.rule] += 1
             if len(classes) > most:
                 break
         classes.settle()
@@ -83,6 +84,17 @@ def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -
         if not classes.changed and not owed:
             return Saturated("saturated", k + 1, applied)
     return Saturated("rounds", budget.rounds, applied)
+
+
+def _taken(classes: Classes, m: Match) -> tuple[Pair, ...]:
+    """Operands of what a rule matched, each with the member of its class that was taken."""
+    leaders = [classes.leader(n) for n in m.nodes]
+    out: list[Pair] = []
+    for k, n in enumerate(m.nodes[1:], 1):
+        if n is not leaders[k]:
+            operands = (x for earlier in m.nodes[:k] for x in earlier.inputs)
+            out.append((next(x for x in operands if classes.leader(x) is leaders[k]), n))
+    return tuple(out)
 
 
 def _within(classes: Classes, far: int) -> set[Node]:

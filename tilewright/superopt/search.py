@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from tilewright import rewrites
-from tilewright.ir.node import Graph, topological
+from tilewright.ir.node import Graph, Node, topological
 from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
 from tilewright.superopt.applied import rules_of
-from tilewright.superopt.classes import Classes
+from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
 from tilewright.superopt.merge import Merge, merged, merges
+from tilewright.superopt.pieces import pieces, substituted
 from tilewright.superopt.records import FOLDER, read
 from tilewright.superopt.saturate import Budget, saturate
 from tilewright.superopt.seconds import Seconds, constant_classes
@@ -39,13 +40,16 @@ def searched_rules() -> tuple[Rule, ...]:
 
 @cache
 def searched_merges() -> tuple[Merge, ...]:
-    return tuple(merges(mined_rules().values()))
+    return tuple(merges(mined_rules()))
 
 
 @dataclass(frozen=True)
 class Found:
-    """The graph that was chosen, what both cost by the estimate, and how the search went."""
+    """The graph that was chosen, what both cost by the estimate, how the search went, the operators
+    that are gone and those that are new, and the applications of rules that prove both graphs
+    equal, each after those that it needs."""
 
+    given: Graph
     graph: Graph
     before: float
     after: float
@@ -53,6 +57,9 @@ class Found:
     ended: str
     members: int
     applied: Counter[str]
+    removed: frozenset[Node] = frozenset()
+    added: frozenset[Node] = frozenset()
+    proof: tuple[Proved, ...] = ()
 
 
 def search(
@@ -61,9 +68,11 @@ def search(
     """The cheapest graph equal to this one that was found within the budget."""
     until = time.monotonic() + budget.seconds
     classes = Classes(graph.outputs)
-    found = saturate(classes, searched_rules() if rules is None else rules, budget)
-    for n, other in list(merged(classes, searched_merges(), constant_classes(classes))):
-        classes.join(classes.add(other), n)
+    rules = searched_rules() if rules is None else rules
+    found = saturate(classes, rules, budget)
+    for n, other, why in list(merged(classes, searched_merges(), constant_classes(classes))):
+        classes.add(other)
+        found.applied[why.rule] += classes.join(n, other, why)
     classes.settle()
     cost = Seconds(target, constant_classes(classes))
     left = max(until - time.monotonic(), budget.seconds / 4)
@@ -72,9 +81,44 @@ def search(
     places = {n: p for n, p in graph.places.items() if n in live}
     made = replace(graph, outputs=chosen.roots, places=places)
     before, after = estimated(graph, target), estimated(made, target)
+    said = chosen.best, found.ended, len(classes), found.applied
     if after >= before:
-        made, after = graph, before
-    return Found(made, before, after, chosen.best, found.ended, len(classes), found.applied)
+        return Found(graph, graph, before, before, *said)
+    own = {n: classes.over_leaders(n) for n in topological(graph.outputs)}
+    taken = set(chosen.members.values())
+    removed = frozenset(n for n, m in own.items() if m not in taken)
+    known = set(own.values())
+    added = frozenset(chosen.made[n] for n, m in chosen.members.items() if m not in known)
+    leaders = ((n, classes.leader(n)) for n in graph.outputs)
+    proof = classes.why([*leaders, *chosen.members.items()])
+    return Found(graph, made, before, after, *said, removed, added, tuple(proof))
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A graph put together from what was found of its pieces; how often each piece occurs."""
+
+    graph: Graph
+    pieces: int
+    found: tuple[tuple[Found, int], ...]
+
+
+def search_pieces(graph: Graph, target: Target, budget: Budget, most: int) -> Whole:
+    """A search of each part of at most so many operators. Parts that do the same are one."""
+    parts = pieces(graph, most)
+    counts = Counter(p.graph for p in parts)
+    until = time.monotonic() + budget.seconds
+    found: dict[Graph, Found] = {}
+    for k, part in enumerate(counts):
+        seconds = max(0.0, until - time.monotonic()) / (len(counts) - k)
+        found[part] = search(part, target, replace(budget, seconds=seconds))
+    made: dict[Node, Node] = {}
+    for p in parts:
+        table = {x: made.get(n, n) for x, n in zip(p.graph.inputs, p.bound, strict=True)}
+        new = substituted(found[p.graph].graph.outputs, table)
+        made |= zip(p.outputs, new, strict=True)
+    whole = graph.with_outputs((made.get(n, n) for n in graph.outputs), made)
+    return Whole(whole, len(parts), tuple((found[g], times) for g, times in counts.items()))
 
 
 def estimated(graph: Graph, target: Target) -> float:

@@ -15,22 +15,34 @@ _SEARCH = "tilewright.superopt.search"
 
 
 @dataclass(frozen=True)
-class Search(Pass, needs=("Decompose",), after=("FoldConstants",), rounds=True):
+class Search(Pass, before=("Decompose",), rounds=True):
     """The cheapest of all graphs that the rules make of one, by an estimate of seconds."""
 
     seconds: int = 10
     members: int = 4_000
+    most: int = 120  # operators that are searched at once
     machine: Target | None = of_target(None, lambda t: t)
 
     def apply(self, program: Graph, log: Log) -> Graph:
         if self.machine is None:
             raise Invalid("Search compares costs on a machine, and no target is known")
         by = import_module(_SEARCH)
-        found = by.search(program, self.machine, by.Budget(self.seconds, self.members))
-        log.add(
-            "search",
-            f"{program.name}: {found.before * 1e6:.1f} us by the estimate, then"
-            f" {found.after * 1e6:.1f}; {found.members} operators in classes, {found.ended}",
-            detail=True,
-        )
-        return found.graph
+        budget = by.Budget(self.seconds, self.members)
+        whole = by.search_pieces(program, self.machine, budget, self.most)
+        if whole.pieces > 1:
+            log.add(
+                "search",
+                f"{program.name}: {len(program.nodes())} operators are more than a search of"
+                f" {self.most}: {whole.pieces} pieces, {len(whole.found)} of them different",
+            )
+        for found, times in whole.found:
+            log.add(
+                "search",
+                f"{program.name}: {found.before * 1e6:.1f} us by the estimate, then"
+                f" {found.after * 1e6:.1f}; {found.members} operators in classes, {found.ended}"
+                + (f"; {times} times" if times > 1 else ""),
+                detail=True,
+                found=found,
+                times=times,
+            )
+        return whole.graph

@@ -1,7 +1,8 @@
 """What an operator costs when a graph is chosen: seconds on a target, by a roofline.
 
-Coarse on purpose: it orders graphs, and those that it prefers are compiled and measured. What
-depends on weights alone is computed once and costs nothing. Views cost nothing; what is done
+Coarse on purpose: it orders graphs, and those that it prefers are compiled and measured. What is
+written in other operators costs what those do. What depends on weights alone is computed once and
+costs nothing. Views cost nothing; what is done
 element by element becomes part of another kernel: its arithmetic counts, and a part of its bytes.
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilewright.graph.classify import facts, flops, guess, nbytes
-from tilewright.ir.node import Constant, Input, Item, Node
+from tilewright.graph.winograd import Winograd, sizes_before_layout
+from tilewright.ir.node import Constant, Input, Item, Node, topological
+from tilewright.ir.operator import composition, is_composed
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType
 from tilewright.superopt.classes import Classes
@@ -49,8 +52,19 @@ class Seconds:
     constant: set[Node] = field(default_factory=set)
 
     def __call__(self, n: Node) -> float:
-        if isinstance(n.op, (Input, Constant, Item)) or self.constant.issuperset(n.inputs):
+        return self._of(n, set())
+
+    def _of(self, n: Node, known: set[Node]) -> float:
+        """Where more is known before the program runs than the constants."""
+        if isinstance(n.op, (Input, Constant, Item)):
             return EACH
+        if all(x in self.constant or x in known for x in n.inputs):
+            known.add(n)
+            return EACH
+        if is_composed(n.op):
+            inner = topological(composition(n), stop=n.inputs)
+            known = set(known)
+            return EACH + sum(self._of(x, known) for x in inner)
         kind = facts(n).kind
         if kind == "view":
             return EACH
@@ -59,12 +73,22 @@ class Seconds:
         memory = moved / t.memory_bandwidth
         arithmetic = flops(n) / t.flops_per_cycle
         if kind == "contract":
+            arithmetic *= self._by_tiles(n)
             cycles = t.region + max(arithmetic, memory) / t.cores
         elif kind == "map" and n.op.name != "concat":
             cycles = (arithmetic + FUSED * self._written(n) / t.memory_bandwidth) / t.cores
         else:
             cycles = t.region + (arithmetic + memory) / t.cores
         return EACH + cycles / (t.mhz * 1e6)
+
+    def _by_tiles(self, n: Node) -> float:
+        """What is left of the arithmetic of a convolution where a later pass computes it by
+        tiles."""
+        sizes = sizes_before_layout(n) if self.target.grid is None else None
+        if sizes is None or n.inputs[1] not in self.constant:
+            return 1.0
+        cycles = Winograd.of(self.target).cycles(*sizes)
+        return min(cycles.values()) / cycles[None]
 
     def _written(self, n: Node) -> int:
         return guess(nbytes(n.type)) if isinstance(n.type, TensorType) else 0

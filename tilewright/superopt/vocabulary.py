@@ -47,6 +47,10 @@ class Instance:
     def commutative(self) -> bool:
         return OPERATORS[self.name].commutative
 
+    @property
+    def elementwise(self) -> bool:
+        return OPERATORS[self.name].elementwise
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -56,9 +60,9 @@ class Bound:
     end: str
 
     def of(self, sizes: Sizes, kinds: Sequence[Kind]) -> Any:
-        block = kinds[0][self.axis]
+        block = kinds[0][self.axis] if kinds and self.axis < len(kinds[0]) else None
         if not isinstance(block, tuple):
-            raise Invalid(f"axis {self.axis} of {kinds[0]} has no parts")
+            raise Invalid(f"axis {self.axis} has no parts that are known")
         whole, (left, right) = sizes.of(block), map(sizes.of, block)
         # The middle by what is on either side of it: marks do not add up.
         return {"first": 0, "left": left, "right": whole - right, "last": whole}[self.end]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import tilewright as tw
 from tilewright import ops, targets
@@ -15,7 +16,12 @@ from tilewright.driver.program.arrays import random_inputs, run_arrays
 from tilewright.driver.program.default_passes import passes
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, input
+from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType, f32
+from tilewright.runtime.program import Program
+from tilewright.superopt.partial import corrected
+from tilewright.superopt.partial.corrected import Candidate
+from tilewright.superopt.partial.layers import Layer, narrowed
 
 
 def low_rank() -> Graph:
@@ -58,7 +64,7 @@ def test_only_what_is_clearly_faster_is_taken(
 def test_both_programs_are_timed() -> None:
     graph = low_rank()
     listed = searched.with_search(passes(targets.default()))
-    assert str(listed).index("FoldConstants") < str(listed).index("Search")
+    assert str(listed).index("Search") < str(listed).index("Decompose")
     programs = [tw.compile_graph(graph), tw.compile_graph(graph, tw.Options(passes=listed))]
     before, after = searched.medians(graph, programs)
     assert 0 < before < 1 and 0 < after < 1
@@ -71,3 +77,68 @@ def test_what_cannot_be_measured_is_compiled_as_it_is() -> None:
     assert any("rounds differently" in e.message for e in log.events)
     with pytest.raises(tw.Invalid, match="optimize='serach' is not known"):
         tw.compile_graph(low_rank(), tw.Options(optimize="serach"))
+
+
+class LowRank(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Linear(64, 64, bias=False)
+        self.down = torch.nn.Linear(64, 4, bias=False)
+        self.up = torch.nn.Linear(4, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.wide(x) + self.up(self.down(x))
+
+
+def test_a_module_is_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both programs have been called before one of them is the module's."""
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(searched, "CLEARLY", 100.0)  # whatever a busy machine's clock says
+    module, x = LowRank().eval(), torch.randn(32, 64)
+    with torch.no_grad():
+        fast = tw.compile(module, x, optimize="search", strict=True)
+        assert torch.allclose(fast(x), module(x), atol=1e-5)
+    assert sum(p.calls for p in tw.explain(fast).programs) == 1
+
+
+def convolution() -> Graph:
+    x = input("x", TensorType(f32, (1, 8, 5, 5)))
+    w = input("w", TensorType(f32, (8, 8, 3, 3)), "weight")
+    return Graph("convolution", (x, w), (ops.relu(ops.conv(x, w, padding=1)),))
+
+
+def in_two_boxes(layer: Layer, target: Target) -> list[Candidate]:
+    """The first rows, and the others."""
+    windows = tuple((0, n) for n in layer.windows)
+    parts = [
+        narrowed(layer.root, (*layer.whole[:2], rows, layer.whole[3]), windows)
+        for rows in ((0, 2), (2, 5))
+    ]
+    program = ops.concat([p for p in parts if p is not None], 2)
+    return [Candidate("rows", program, 1.0, 2)]
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_layers_are_replaced_where_that_is_faster(
+    faster: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    def measured(graph: Graph, programs: list[Program]) -> list[float]:
+        asked.append(graph.name)
+        return [2.0, *(2.0 for _ in programs[1:-1]), 1.0 if faster else 1.99]
+
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(searched, "medians", measured)
+    monkeypatch.setattr(corrected, "candidates", in_two_boxes)
+    graph, log = convolution(), Log()
+    plain = sum(k.calls for k in tw.compile_graph(graph).kernels)
+    for again in (False, True):
+        program = tw.compile_graph(graph, SEARCH, log)
+        assert (sum(k.calls for k in program.kernels) > plain) == faster
+        arrays = random_inputs(graph)
+        (got,), (want,) = run_arrays(program, arrays), evaluate(graph, arrays)
+        assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+        assert again or any(" boxes " in e.message for e in log.events)
+    # A layer that another program does not compute faster is no part of one that is measured.
+    assert asked == (["layer", "convolution"] if faster else ["layer"])

@@ -17,7 +17,8 @@ import tilewright.language as tl
 from tests.gpu.fake_tiles import there
 from tests.gpu.tile_kernels import load
 from tilewright.base.errors import Invalid, Unsupported
-from tilewright.driver.tile import gpu, gpu_maps, jit
+from tilewright.driver.tile import arguments, gpu, gpu_maps, jit
+from tilewright.driver.tile.devices import gpu_among
 from tilewright.runtime.cuda.module import Facts
 from tilewright.targets import nvptx
 
@@ -118,6 +119,59 @@ def test_few_registers_less_are_asked_for(launches: Launches) -> None:
     x, out = there(torch.ones(100, dtype=torch.float16)), there(torch.zeros(100))
     scaled_kernel[(4,)](x, out, 100, 0.5, BLOCK=128)
     assert len(launches.modules) == 2 and ".minnctapersm 16\n" in launches.launched[0]
+
+
+class Address:
+    """An address with a type, as libraries pass tensors to kernels: it does not say where."""
+
+    def __init__(self, of: torch.Tensor, first: int = 0):
+        self.dtype = of.dtype
+        self.address = of.data_ptr() + first * of.element_size()
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class View(Address):
+    """One that says whose storage it is in."""
+
+    def __init__(self, of: torch.Tensor, first: int = 0):
+        super().__init__(of, first)
+        self.of = of
+
+    def untyped_storage(self) -> Any:
+        return self.of.untyped_storage()
+
+
+@pytest.mark.parametrize("wrapped", [Address, View])
+def test_the_driver_says_where_an_address_is(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, wrapped: type[Address]
+) -> None:
+    f = tw.jit(scaled_kernel.fn)
+    x, out, here = torch.ones(132), torch.zeros(132), torch.zeros(132)
+    ours = [range(t.data_ptr(), t.data_ptr() + t.nbytes) for t in (x, out)]
+    at = lambda address: 0 if any(address in r for r in ours) else None  # noqa: E731
+    monkeypatch.setattr(arguments, "gpu_at", at)
+    for _ in range(2):
+        f[(4,)](wrapped(x), wrapped(out, 4), 100, 0.5, BLOCK=32)
+    assert not out.any(), "it ran on the processor"
+    assert [words[:2] for words, *_ in launches.calls] == [[x.data_ptr(), out.data_ptr() + 16]] * 2
+    f[(4,)](there(x), wrapped(out), 100, 0.5, BLOCK=32)
+    with pytest.raises(Invalid, match="two devices: x is on cuda:0, out is on the CPU"):
+        f[(4,)](there(x), wrapped(here), 100, 0.5, BLOCK=32)
+    f[(4,)](x, wrapped(here), 100, 0.5, BLOCK=32)
+    assert float(here.sum()) == 50
+    assert gpu_among([3, wrapped(here)]) is None and gpu_among([None, wrapped(out)]) == 0
+
+
+def test_what_has_no_address_is_on_no_device(launches: Launches) -> None:
+    f = tw.jit(scaled_kernel.fn)
+    empty, x = Address(torch.ones(0)), torch.ones(32)
+    assert empty.data_ptr() == 0
+    f[(1,)](empty, there(x), 1, 0.5, BLOCK=32)
+    assert len(launches.calls) == 1
+    f[(0,)](empty, x, 1, 0.5, BLOCK=32)
+    assert len(launches.calls) == 1 and not launches.calls[0][0][0]
 
 
 @tw.jit

@@ -250,6 +250,28 @@ def test_addresses_without_a_size_may_be_anywhere():
     assert list(kernel.variants) == [(NEAR,)]
 
 
+class Wrapped(Bare):
+    """An address in the storage of a tensor, as libraries wrap them."""
+
+    def __init__(self, tensor):
+        super().__init__(tensor)
+        self.untyped_storage = tensor.untyped_storage
+
+
+def test_addresses_in_storages_of_their_own_do_not_overlap():
+    x, out = torch.arange(300.0), torch.zeros(300)
+    f = tw.jit(shifted.fn)
+    f[(1,)](Wrapped(x[8:]), Wrapped(out), 256)
+    assert out[:256].tolist() == [k + 9.0 for k in range(256)]
+    (kernel,) = f.kernels.values()
+    assert not kernel.variants
+    f[(1,)](Wrapped(x), Wrapped(x[1:]), 256)
+    assert x[:257].tolist() == [0.0, *(k + 1.0 for k in range(256))]
+    outside = Wrapped(x)
+    outside.address += x.nbytes
+    assert span(outside, outside.address) == tile_overlap._ALL
+
+
 def test_arguments_that_are_only_read_may_share_memory():
     @tw.jit
     def add(x, y, out, B: tl.constexpr):

@@ -281,13 +281,21 @@ def atomic_old(w: Writer) -> None:
     name = w.array(v.dtype, low + first, high + last, fill, output=True)
     w.errors[name] = 0.0
     kind = w.rng.choice(["add", "max", "xchg", "xor"])
-    old = f"tl.atomic_{kind}({name} + {place} + {offsets}, {v.name})"
-    w.define(
+    mask = w.condition(v.shape) if w.chance(0.4) else None  # elements without one are 0
+    extra = f", mask={mask[0]}" if mask else ""
+    old = f"tl.atomic_{kind}({name} + {place} + {offsets}, {v.name}{extra})"
+    fill = (min(0, fill[0]), max(0, fill[1]), fill[2]) if mask else fill
+    made = w.define(
         old,
         Value("", v.dtype, v.shape, *limits(v.dtype))
         if w.depth
         else w.filled(v.dtype, v.shape, fill),
     )
+    if made is not None and made.low >= -200 and made.high <= 200 and w.chance(0.5):
+        element = w.element()
+        held, step = w.data(element), w.rng.choice([1, 3])
+        places = w.array(element, step * made.low, step * made.high, held)
+        masked(w, f"{places} + {made.name} * {step}", w.filled(element, made.shape, held))
 
 
 @operation(2)

@@ -139,7 +139,7 @@ def test_rows_by_number():
 def test_descriptors_of_the_host():
     memory = np.zeros((4, 8), np.float32)
     d = tl.TensorDescriptor.from_tensor(memory, [2, 4])
-    assert list(d.strides) == [8, 1] and d.shape == [4, 8]
+    assert list(d.strides) == [8, 1] and list(d.shape) == [4, 8]
     with running(memory) as (p,):
         numbers = [tile(v, tl.int32) for v in (4, 8, 8, 1)]
         made = d.maker()([p, *numbers])

@@ -11,9 +11,12 @@ import json
 import os
 import resource
 import sys
+from contextlib import ExitStack
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import standins
@@ -30,6 +33,15 @@ def of_the_suite(name: str) -> ModuleType:
     return module
 
 
+def emulator_of_the_suite() -> Any:
+    """What runs the code of a GPU here. It needs others of our tests, which are forgotten again:
+    the library's may have the same names."""
+    emulator = import_module("tests.suites.emulated").Emulator()
+    for name in [x for x in sys.modules if x.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    return emulator
+
+
 def announce(versions: dict[str, str], folder: Path) -> None:
     """Libraries that ask for their own version find one, though nothing is installed."""
     for name, version in versions.items():
@@ -44,6 +56,7 @@ def announce(versions: dict[str, str], folder: Path) -> None:
 def main(settings: dict) -> int:
     most = settings["memory"] << 30
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    emulator = emulator_of_the_suite() if settings["emulated"] else None
     roots = [Path(p) for p in settings["roots"]]
     sys.path[1:1] = settings["sources"]
     os.environ.update(settings["environment"])
@@ -61,8 +74,11 @@ def main(settings: dict) -> int:
     for name in settings["before"]:
         __import__(name)
     chooser = of_the_suite("checkout_plugin")  # picks the smallest cases
+    held = ExitStack()  # to the end of the process
     if settings["lowered"]:
-        of_the_suite("shadow").Shadow(strict=True).installed().start()
+        held.enter_context(of_the_suite("shadow").Shadow(strict=True).installed())
+    if emulator is not None:
+        held.enter_context(emulator.installed())
     recorder = Recorder(
         record=Path(settings["record"]),
         done=set(json.loads(Path(settings["done"]).read_text())),

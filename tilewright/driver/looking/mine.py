@@ -14,6 +14,7 @@ from tilewright.driver.looking.tables import new_table, rendered
 from tilewright.superopt.enumerate import Level, enumerated
 from tilewright.superopt.mine import Mined, mine
 from tilewright.superopt.records import write
+from tilewright.superopt.search import mined_rules
 from tilewright.superopt.terms import Equality
 from tilewright.superopt.vocabulary import VOCABULARIES
 
@@ -37,7 +38,9 @@ def show(
     if count:
         enumerated(vocabulary, operators, seed, level)
     else:
-        mined = mine(vocabulary, operators, seed, level, shown)
+        # What ships of other vocabularies is known.
+        known = [e for n, e in mined_rules().items() if not n.startswith(f"{name}-")]
+        mined = mine(vocabulary, operators, seed, known, level, shown)
     print(rendered(table))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     console.print(f"seed {seed}, at most {most:.2f} GiB", highlight=False)
@@ -54,7 +57,7 @@ def _report(mined: Mined, console: Console) -> None:
     for text in mined.refused:
         console.print(f"refused: {text}", markup=False, highlight=False, soft_wrap=True)
     console.print(
-        f"{mined.found:,} equalities up to names, {mined.proved:,} proved, {len(mined.rules)} rules"
-        f", from which {mined.again:,} of the proved ones follow",
+        f"{mined.found:,} equalities up to names, {mined.proved:,} proved; {mined.again:,} follow"
+        f" from {mined.general} of them, and these from {len(mined.rules)} rules of any shapes",
         highlight=False,
     )

@@ -36,6 +36,7 @@ from tilewright.ir.passes import Pass, options
 from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
 from tilewright.ir.text import attribute_text
+from tilewright.superopt.corrected_pass import Corrected as Corrected
 from tilewright.superopt.search_pass import Search as Search
 
 CPU = Pipeline(

@@ -1,27 +1,31 @@
 """`optimize="search"`: a program by the graph that a search found, where a clock says so.
 
 The search orders graphs by an estimate. What it prefers is compiled beside what the default passes
-make, both run in turn on random inputs, and the faster one is taken. The answer is kept in the
-cache, so that the next process compiles only that one.
+make, both run in turn on random inputs, and the faster one is taken. Where other programs compute
+layers faster (`faster_layers.py`), a third one has these. The answer is kept in the cache, so that
+the next process compiles only the one that was taken.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
 from tilewright.driver.program.arrays import random_inputs, run_arrays
 from tilewright.driver.program.default_passes import chosen_passes
+from tilewright.driver.program.faster_layers import Layers, place
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.program_cache import key_of
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
 from tilewright.runtime.program import Program
+from tilewright.superopt.corrected_pass import Corrected
 from tilewright.superopt.search_pass import Search
 
 ROUNDS = 15  # in which both programs run, in turn
@@ -36,7 +40,8 @@ Compile = Callable[[Graph, Options, Log], Program]
 def searched(
     graph: Graph, options: Options, log: Log, target: Target, compile_graph: Compile
 ) -> Program:
-    """The faster of two programs of a graph: by the default passes, and by those with a search."""
+    """The fastest program of a graph: by the default passes, by those with a search, or with other
+    programs for layers as well."""
     plain = replace(options, optimize="")
     why = None
     if plain.precision == "strict":
@@ -46,34 +51,72 @@ def searched(
     if why is not None:
         log.add("search", f"{graph.name}: {why}")
         return compile_graph(graph, plain, log)
-    listed = with_search(chosen_passes(plain.passes, target, plain.precision))
+    given = chosen_passes(plain.passes, target, plain.precision)
+    listed = with_search(given)
+    if listed is given:
+        plain = replace(plain, passes=listed.without(Search.name))
     sought = replace(plain, passes=listed)
     cache = Cache.from_knobs(log)
     key = f"search\n{key_of(graph, sought, target)}" if cache.enabled else None
     known = cache.get("searched", key) if key is not None else None
     if known is not None:
-        return compile_graph(graph, sought if known == b"search" else plain, log)
-    programs = [compile_graph(graph, o, log) for o in (plain, sought)]
-    taken = 0
-    if _kernels(programs[0]) == _kernels(programs[1]):
-        log.add("search", f"{graph.name}: nothing better was found", detail=True)
+        *numbers, text = json.loads(known)
+        found = Measured(*numbers)
+        by = replace(plain, passes=Pipeline.parse(text)) if found.taken else plain
+        program = compile_graph(graph, by, log)
     else:
-        before, after = medians(graph, programs)
-        taken = int(after < CLEARLY * before)
-        said = "the search's is taken" if taken else "the search's is not taken"
-        log.add(
-            "search",
-            f"{graph.name}: {before * 1e6:.1f} us, by the search {after * 1e6:.1f}: {said}",
-        )
-    if key is not None:
-        cache.put("searched", key, (b"default", b"search")[taken])
-    return programs[taken]
+        measure = Layers(plain, log, target, compile_graph, cache, medians, CLEARLY)
+        layers = measure.faster(graph, listed)
+        tried = [plain, sought]
+        if layers:
+            at, passes = place(listed), listed.passes
+            with_layers = Pipeline((*passes[:at], Corrected(layers), *passes[at:]))
+            tried.append(replace(plain, passes=with_layers))
+        programs = [compile_graph(graph, o, log) for o in tried]
+        found, best = Measured(), 0
+        if any(_kernels(programs[0]) != _kernels(p) for p in programs[1:]):
+            before, *others = medians(graph, programs)
+            best = 1 + others.index(min(others))
+            found = Measured(before, min(others), len(layers) if best == 2 else 0)
+        if key is not None:
+            text = str(tried[best].passes) if found.taken else ""
+            cache.put("searched", key, json.dumps([*astuple(found), text]).encode())
+        program = programs[best if found.taken else 0]
+    said = f"{graph.name}: {found}"
+    log.add("search", said, detail=not found.before, measured=found, graph=graph)
+    return program
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of a call without a search and with it; nothing where both are the same program. And
+    how many layers are by other programs then."""
+
+    before: float = 0.0
+    after: float = 0.0
+    layers: int = 0
+
+    @property
+    def taken(self) -> bool:
+        return self.after < CLEARLY * self.before
+
+    def __str__(self) -> str:
+        if not self.before:
+            return "nothing better was found"
+        said = "is taken" if self.taken else "is not taken"
+        by = f" with {self.layers} layers by other programs" if self.layers else ""
+        return f"{self.before * 1e6:.1f} us, by the search{by} {self.after * 1e6:.1f}: that {said}"
 
 
 def with_search(listed: Pipeline) -> Pipeline:
-    """The list with a search where constants have been folded and nothing is laid out yet."""
+    """The list with a search, if it has none: after what makes graphs simpler, and before operators
+    are written in terms of others, of which there are more and about which rules say less."""
     found = list(listed)
-    at = max((k + 1 for k, p in enumerate(found) if p.name == "FoldConstants"), default=len(found))
+    names = [p.name for p in found]
+    if Search.name in names:
+        return listed
+    early = names[: names.index("Decompose")] if "Decompose" in names else names
+    at = max((k + 1 for k, n in enumerate(early) if n in ("Simplify", "BatchNormFold")), default=0)
     return Pipeline((*found[:at], Search(), *found[at:]))
 
 
@@ -82,10 +125,11 @@ def _kernels(p: Program) -> list[tuple[str, int]]:
 
 
 def medians(graph: Graph, programs: Sequence[Program]) -> list[float]:
-    """Seconds of a call of each program, which run in turn."""
+    """Seconds of a call of each program, which run in turn. Copies of them are called: who gets one
+    of them may rely on being the first to call it."""
     arrays = random_inputs(graph)
     calls: list[Callable[[], object]] = []
-    for p in programs:
+    for p in (Program(p.data) for p in programs):
         calls.append(lambda p=p: run_arrays(p, arrays))
     counts = []
     for call in calls:

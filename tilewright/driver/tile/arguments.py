@@ -29,6 +29,7 @@ from tilewright.lang.tile.front.functions import (
 from tilewright.lang.tile.ir import Pointer
 from tilewright.lang.tile.language.descriptors import TensorDescriptor
 from tilewright.lang.tile.language.types import constexpr, dtype, pointer_type
+from tilewright.runtime.cuda.device import gpu_at
 
 # What a dtype is called in annotations and signatures, by Triton, torch and numpy: ours.
 TYPE_NAMES: dict[str, str] = {
@@ -49,6 +50,7 @@ TYPE_NAMES: dict[str, str] = {
     **dict.fromkeys(("float8_e5m2fnuz", "float8e5b16", "fp8e5b16"), "f8e5b16"),
 }
 ALIGNMENT = 16
+ANYWHERE = -1  # in place of a GPU's number: what has no address is on no device
 
 
 class TooWide(Invalid, OverflowError):
@@ -68,7 +70,7 @@ class Kind:
     def __init__(self, argument: Argument, text: str, gpu: int | None = None):
         self.argument = argument
         self.text = text  # as in a signature: *fp32, i32:16, 1
-        self.gpu = gpu  # on which a tensor is
+        self.gpu = gpu  # on which a tensor is; None: in the processor's memory
 
     def __repr__(self) -> str:
         return self.text
@@ -81,7 +83,7 @@ Bound = tuple[Any, Any]
 @cache
 def pointer_kind(to: DType, aligned: bool, gpu: int | None = None) -> Kind:
     kind = Argument.pointer(to, ALIGNMENT if aligned else 1)
-    where = "" if gpu is None else f"@cuda:{gpu}"
+    where = "" if gpu in (None, ANYWHERE) else f"@cuda:{gpu}"
     return Kind(kind, f"*{to.name}{':16' if aligned else ''}{where}", gpu)
 
 
@@ -228,40 +230,26 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
             "parameters annotated with tl.constexpr",
         )
 
-    def _pair(self, key: Any, to: DType) -> tuple[Kind, Kind]:
-        if isinstance(self.declared, Pointer):
-            to = self.declared.to
-        pair = pointer_kind(to, False), pointer_kind(to, self.align)
-        self.pointers[key] = pair
+    def _pair(self, kind: Any, gpu: int | None = None) -> tuple[Kind, Kind]:
+        """What a pointer to elements of a dtype is, without and with an aligned address."""
+        key = kind if gpu is None else (kind, gpu)
+        pair = self.pointers.get(key)
+        if pair is None:
+            declared = self.declared
+            to = declared.to if isinstance(declared, Pointer) else element_of(kind)
+            pair = pointer_kind(to, False, gpu), pointer_kind(to, self.align, gpu)
+            self.pointers[key] = pair
         return pair
 
     def _tensor(self, x: Any) -> Bound:
-        if not x.is_cpu:
-            return self._on_gpu(x, x.dtype)
+        gpu = None if x.is_cpu else _number_of(x)
         try:
             address = x.data_ptr()
         except RuntimeError:
             raise _without_memory(x) from None
         if not address:
             _check_memory(x, address)
-        pair = self.pointers.get(x.dtype) or self._pair(x.dtype, element_of(x.dtype))
-        return pair[not address & 15], address
-
-    def _on_gpu(self, x: Any, dtype: Any) -> Bound:
-        place = x.device
-        if place.type != "cuda":
-            raise _elsewhere(str(place))
-        key = dtype, place.index
-        pair = self.pointers.get(key)
-        if pair is None:
-            declared = self.declared
-            to = declared.to if isinstance(declared, Pointer) else element_of(dtype)
-            kinds = (pointer_kind(to, a, place.index) for a in (False, self.align))
-            pair = self.pointers[key] = (next(kinds), next(kinds))
-        address = x.data_ptr()
-        if not address and x.numel():
-            raise _without_memory(x)
-        return pair[not address & 15], address
+        return self._pair(x.dtype, gpu)[not address & 15], address
 
     def _array(self, x: Any) -> Bound:
         address = x.__array_interface__["data"][0]
@@ -276,19 +264,15 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
                 hint="np.ascontiguousarray(x), or give what it is a view of and go backwards in "
                 "the kernel",
             )
-        pair = self.pointers.get(x.dtype) or self._pair(x.dtype, element_of(x.dtype))
-        return pair[not address & 15], address
+        return self._pair(x.dtype)[not address & 15], address
 
     def _wrapped(self, x: Any) -> Bound:
-        """Something with a dtype and a data_ptr(): a tensor under another dtype, a stand-in."""
-        address = x.data_ptr()
-        base = getattr(x, "base", None)
-        if base is not None and hasattr(base, "is_cpu"):
-            if not base.is_cpu:
-                return self._on_gpu(base, x.dtype)
+        """Something with a dtype and a data_ptr(): a tensor under another dtype, a stand-in, an
+        address with a type."""
+        address, base = x.data_ptr(), getattr(x, "base", None)
+        if not address and hasattr(base, "is_cpu"):
             _check_memory(base, address)
-        pair = self.pointers.get(x.dtype) or self._pair(x.dtype, element_of(x.dtype))
-        return pair[not address & 15], address
+        return self._pair(x.dtype, gpu_holding(x))[not address & 15], address
 
     def _dlpack(self, x: Any) -> Bound:
         device, _ = x.__dlpack_device__()
@@ -376,9 +360,25 @@ def _after(first: Callable[[Any], Any], then: Callable[[Any], Bound]) -> Callabl
     return lambda x: then(first(x))
 
 
-def _check_memory(x: Any, address: int) -> None:
-    if not x.is_cpu:
+def gpu_holding(x: Any) -> int | None:
+    """The GPU in whose memory a tensor, or what stands for one, is; None: it is the processor's.
+    An object that only gives an address may say anything of its device, or nothing: the driver
+    knows whose memory an address is."""
+    tensor = x if hasattr(x, "is_cpu") else getattr(x, "base", None)
+    if hasattr(tensor, "is_cpu"):
+        return None if tensor.is_cpu else _number_of(tensor)
+    address = x.data_ptr()
+    return gpu_at(address) if address else ANYWHERE
+
+
+def _number_of(x: Any) -> int:
+    """The GPU of a tensor that is not in the processor's memory."""
+    if x.device.type != "cuda":
         raise _elsewhere(str(x.device))
+    return x.device.index
+
+
+def _check_memory(x: Any, address: int) -> None:
     if not address and x.numel():
         if type(x).__name__ == "FakeTensor" or x.untyped_storage().nbytes():
             raise _without_memory(x)
@@ -467,7 +467,7 @@ def gpus_of(kind: Any) -> set[int | None]:
         return set().union(*map(gpus_of, kind[0]))
     element = kind.argument.element
     tensor = isinstance(element, Pointer) or kind.argument.parts is not None
-    return {kind.gpu} if tensor else set()
+    return {kind.gpu} if tensor and kind.gpu != ANYWHERE else set()
 
 
 def leaves(argument: Argument, value: Any) -> Iterator[Any]:

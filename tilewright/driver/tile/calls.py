@@ -151,8 +151,8 @@ if {tensors}:
                 if _tw_code:
                     _tw_kernel.launchable.launcher.failed(_tw_code, _tw_sizes)
                 return _tw_kernel"""
-# What a descriptor says besides the address.
-_LAYOUT = "(*{n}.shape, *{n}.strides, *{n}.block_shape, {n}.padding)"
+# What a descriptor says besides the address: numbers, as many as it has axes, then a word.
+_LAYOUT = "*{n}.shape, *{n}.strides, *{n}.block_shape, {n}.padding"
 MOST_AGAIN = 256  # launches of a kernel that are remembered
 # A tensor of torch itself and a usual integer are bound in place: key and value without a call.
 _TENSOR = """\
@@ -312,7 +312,7 @@ def _remember(
         f.again.clear()
     kinds = [(given[k].base if is_ else given[k]).dtype for k, is_ in tensors]
     boxes = [given[k] for k, is_ in tensors if is_]
-    layouts = [(*x.shape, *x.strides, *x.block_shape, x.padding) for x in boxes]
+    layouts = [y for x in boxes for y in (*x.shape, *x.strides, *x.block_shape, x.padding)]
     key = (grid, kernel.gpu, *kinds, *layouts, *plain, *map(type, plain))
     f.again[key] = (kernel, *frozen, sizes)
     if first:

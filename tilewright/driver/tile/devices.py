@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilewright.driver.tile.arguments import BadArguments, gpus_of, handlers_of
+from tilewright.driver.tile.arguments import (
+    ANYWHERE,
+    BadArguments,
+    gpu_holding,
+    gpus_of,
+    handlers_of,
+)
 from tilewright.lang.tile.front.functions import TileFunction
+from tilewright.lang.tile.language.descriptors import TensorDescriptor
 
 if TYPE_CHECKING:
     from tilewright.driver.tile.launch import CompiledKernel
@@ -38,8 +45,10 @@ def gpu_of(function: TileFunction, given: Sequence[Any]) -> int | None:
 def gpu_among(values: Iterable[Any]) -> int | None:
     """The GPU of the first tensor that is on one."""
     for x in values:
-        if getattr(x, "is_cpu", True) is False and x.device.type == "cuda":
-            return x.device.index
+        tensor = x.base if isinstance(x, TensorDescriptor) else x
+        gpu = gpu_holding(tensor) if hasattr(tensor, "data_ptr") else None
+        if gpu not in (None, ANYWHERE):
+            return gpu
     return None
 
 

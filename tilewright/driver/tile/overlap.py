@@ -48,6 +48,11 @@ def span(x: Any, address: int) -> tuple[int, int]:
     base = getattr(x, "base", None)
     if base is not None:  # seen as another dtype
         return span(base, address)
+    if torch is not None and hasattr(x, "untyped_storage"):  # as libraries wrap tensors
+        storage = x.untyped_storage()
+        if isinstance(storage, torch.UntypedStorage):
+            begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+            return (begin, end) if begin <= address < end else _ALL
     if hasattr(x, "__dlpack__"):
         view = np.from_dlpack(x) if torch is None else torch.from_dlpack(x)
         return span(view, address)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.base.errors import Refused
+from tilewright.ir import dim as D
 from tilewright.ir.types import DType
 from tilewright.kernel.defaults.grid_chain_ways import WIDE
 from tilewright.kernel.defaults.grid_chains import VECTOR, _Chain
@@ -23,6 +24,7 @@ from tilewright.kernel.group import Stage
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Loop
 from tilewright.kernel.steps.add_atomically import AddAtomically
+from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.defer import Defer
@@ -37,6 +39,9 @@ from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.kernel.steps.wait_once import WaitOnce
+
+ADDITION = "nvptx.add.f32"  # of a warp's registers to memory, by the copy engine
+BY_ENGINE: bool = True  # False: by atomic additions of the threads
 
 
 @dataclass(frozen=True)
@@ -99,30 +104,69 @@ class Across:
         """The loops of threads, and of the launches before and after."""
         chain, s = self.chain, self.chain.s
         (_, first), (_, update) = chain._stores(self.stage)
-        self._launch(self.stage, first)
-        self._launch(self.out, chain._stores(self.out)[0][1])
+        self._rounded()
+        self._lay_out()
+        self._zeros(first)
         i, c = (x.name for x in update[-2:])
         s.do(Reorder((c, i)))
         turn, (z, y) = chain._row(c)
-        blocks, x, lanes = chain._column(i)
-        chain._bind((blocks, turn), (z, y, x), lanes)
-        s.do(Unroll(lanes))
+        blocks, x, pair = chain._column(i)
+        if BY_ENGINE:
+            s.do(Reorder((z, blocks, turn, y, x, pair)))
+            s.do(Bind(z, "thread.z"))
+            return
+        s.do(Reorder((blocks, z, y, x, turn, pair)))
+        s.do(Fuse(turn, pair, f"{self.stage}.l"))
+        chain._bind((blocks,), (z, y, x), f"{self.stage}.l")
+        s.do(Vectorize(f"{self.stage}.l"))
 
-    def _launch(self, stage: str, loops: list[Loop]) -> None:
-        """A map in a launch of its own, by vectors."""
+    def _lay_out(self) -> None:
+        """Sums in memory as a warp has them in registers: four of a thread one after the other,
+        next to those of the next thread."""
+        *batch, q, c = (f"n{k}" for k in range(len(self.chain.s.nest.buffer(self.stage).shape)))
+        digits = f"{q}//{WIDE}, {c}//16, {q}//8%{WIDE // 8}, {c}%8, {q}//2%4, {c}//8%2, {q}%2"
+        places = ", ".join([*batch, digits])
+        self.chain.s.do(Relayout(self.stage, f"{', '.join([*batch, q, c])} -> {places}"))
+
+    def _rounded(self) -> None:
+        """What is made of the sums, in vectors of its own order: 16 threads read neighbours."""
         s = self.chain.s
-        *others, last = (x.name for x in loops)
-        s.do(Split(last, VECTOR))
-        whole = f"{last}.0"
+        store, loops = self.chain._stores(self.out)[0]
+        index = next(x.index for x in store_reads(store) if x.source == self.stage)
+        q, c = (next(x.name for x in loops if D.coefficient(d, x.var) == 1) for d in index[-2:])
+        s.do(Split(q, 8))
+        s.do(Split(c, VECTOR))
+        s.do(Split(f"{c}.0", 2))
+        outer = [x.name for x in loops if x.name not in (q, c)]
+        order = [*outer, f"{q}.0", f"{c}.0.0", f"{q}.1", f"{c}.0.1", f"{c}.1"]
+        s.do(Reorder(tuple(order)))
+        self._launch(self.out, order)
+
+    def _zeros(self, loops: list[Loop]) -> None:
+        """In the order of memory."""
+        s = self.chain.s
+        *batch, q, c = (x.name for x in loops)
+        turn, (z, y) = self.chain._row(c)
+        s.do(Split(q, WIDE))
+        blocks, x, pair = self.chain._column(f"{q}.1")
+        s.do(Reorder((*batch, f"{q}.0", z, blocks, y, x, turn, pair)))
+        s.do(Fuse(turn, pair, f"{self.stage}.f"))
+        self._launch(self.stage, [*batch, f"{q}.0", z, blocks, y, x, f"{self.stage}.f"])
+
+    def _launch(self, stage: str, loops: list[str]) -> None:
+        """A map in a launch of its own; the last loop is a vector."""
+        s = self.chain.s
+        *others, whole, last = loops
         for k, outer in enumerate(reversed(others)):
             s.do(Fuse(outer, whole, f"{stage}.w{k}"))
             whole = f"{stage}.w{k}"
         flat(s, whole, THREADS)
-        s.do(Vectorize(f"{last}.1"))
+        s.do(Vectorize(last))
 
-    def multiply(self, kind: DType) -> None:
+    def multiply(self, kind: DType, boxes: bool) -> None:
+        """`boxes`: does the copy engine bring what is held?"""
         chain, s = self.chain, self.chain.s
-        chain._copy(self.held, boxes=False, turned=True)
+        chain._copy(self.held, boxes, turned=True)
         self._hand_over()
         instruction = self._instruction(kind)
         (_, first), (_, own) = chain._stores(self.part)
@@ -138,6 +182,9 @@ class Across:
         s.do(Reorder((f"{k}.0", *rows, i, f"{k}.1")))
         s.do(Unroll(f"{k}.0"))
         self._in_registers()
+        if BY_ENGINE:
+            (_, _), (_, update) = chain._stores(self.stage)
+            s.do(Tensorize(update[-5].name, ADDITION))
         s.do(Tensorize(rows[0], instruction))
         s.do(WaitOnce(f"{k}.0"))
 

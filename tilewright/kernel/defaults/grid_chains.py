@@ -498,12 +498,15 @@ class _Chain:
         rank = len(s.nest.buffer(stage).shape)
         names = [f"n{k}" for k in range(rank)]
         rows, columns = (x.name for x in own)
-        i, j = names[-2:]
+        # Arguments with heads side by side have an axis of those between rows and columns.
+        axes = [next(k for k, d in enumerate(store.index) if x.var in D.symbols(d)) for x in own]
+        i, j = (names[k] for k in axes)
         if turned:
             rows, columns, i, j = columns, rows, j, i
             s.do(Reorder((rows, columns)))
         blocks = f"{i}//{WIDE}, {j}//{WIDE}, {i}%{WIDE}" if turned else f"{j}//{WIDE}, {i}"
-        places = ", ".join([*names[:-2], blocks, f"{j}%{WIDE}"])
+        others = [x for x in names if x not in (i, j)]
+        places = ", ".join([*others, blocks, f"{j}%{WIDE}"])
         s.do(Relayout(stage, f"{', '.join(names)} -> {places}"))
         s.do(Swizzle(stage, 3, 3, 3))
         source = copied(store.value)

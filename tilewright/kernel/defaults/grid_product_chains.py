@@ -21,12 +21,14 @@ from tilewright.kernel.defaults.grid_chain_ways import WIDE, Way, groups_of
 from tilewright.kernel.defaults.grid_chains import Parts, _Chain, by_ways, instructions
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.group import Stage
+from tilewright.kernel.steps.backwards import Backwards
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.hasten import Hasten
+from tilewright.kernel.steps.join_copies import JoinCopies
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
@@ -36,6 +38,9 @@ from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
+
+# Do blocks of columns that begin at the diagonal of a causal mask end there instead?
+MASKS_LAST: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,14 +137,20 @@ class _Products(_Chain):
             s.do(SetScope(x, "shared"))
         s.attempt(Trim(part))
         longer = D.coefficient(s.loops(part)[0].extent, s.loops(tiles)[0].var)
+        if MASKS_LAST and isinstance(longer, int) and longer < 0:
+            s.do(Backwards(part))  # its first blocks have masks, and Unmask takes the last ones
         self._blocks(outer, tiles)
         for _, _, results in placed:
             self._results(*results)
         self._between(between)
         if across is not None:
             across.bind()
+        # With a product across, one block of threads has a multiprocessor: nothing else goes on
+        # while its rows come, so the copy engine brings them, along with the first columns.
+        runs = D.bounds(s.loops(part)[0].extent)[0] > 0  # where it does not, nothing waits
+        joined = across is not None and not period and runs
         for x in rows:
-            self._copy(x, boxes=False)
+            self._copy(x, boxes=joined)
         for x, turned in blocks.items():
             self._copy(x, turned=turned)
         for x in f.firsts:
@@ -147,11 +158,13 @@ class _Products(_Chain):
         for x in f.lasts:
             self._product(x.name, kinds[1])
         if across is not None:
-            across.multiply(kind)
+            across.multiply(kind, joined)
         for x in blocks:
             s.do(Pipeline(part, x, grid_chains.AHEAD, asynchronous=True))
-        if across is not None:  # registers of what is done with are free then, too
-            s.do(Hasten(part))
+        if across is not None:
+            for x in (*rows, across.held) if joined else ():
+                s.do(JoinCopies(x))
+            s.do(Hasten(part))  # registers of what is done with are free then, too
         s.do(Synchronise())
         s.attempt(Unmask(part))
         if isinstance(longer, int) and longer > 0:
@@ -193,17 +206,16 @@ class _Products(_Chain):
             if not st.is_map:
                 raise Refused(f"{st.name} is neither a map nor one of the products")
             often = cost(s.store(st.name).value) and self._readers(st.name) > 1
-            tile = st.name in multiplied and self._of_products(st.name)
+            tile = st.name in multiplied and self._of_products(st.name, left)
             if not often and not tile and s.attempt(ComputeInline(st.name)):
                 continue
             left.append(st.name)
         return left
 
-    def _of_products(self, stage: str) -> bool:
-        """Does a map have the shape of the first products?"""
-        s = self.s
-        shapes = {tuple(s.nest.buffer(x.name).shape) for x in self.found.firsts}
-        return tuple(s.nest.buffer(stage).shape) in shapes
+    def _of_products(self, stage: str, left: list[str]) -> bool:
+        """Is a map made of what the first products make, or of what is left of that?"""
+        own = {x.name for x in self.found.firsts} | set(left)
+        return any(x.source in own for x in store_reads(self.s.store(stage)))
 
     def _by_rows(self, stage: str) -> list[Value]:
         """Both operands of a product, the one with its rows first."""

@@ -56,6 +56,8 @@ class JoinCopies(Step):
                 first = s.body[0]
                 enough = isinstance(first, Wait) and not first.products and first.pending < groups
                 self.need(enough, f"{s.name} does not begin with a wait for what was committed")
+                runs = D.bounds(s.extent)[0] > 0
+                self.need(runs, f"{s.name} may have no iteration, and nothing else waits")
                 return
             early = f"{self.stage} is read before a group is committed and waited for"
             self.need(self.stage not in sources(s), early)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from tilewright.base.errors import Invalid
-from tilewright.runtime.cuda.driver import Driver, driver
+from tilewright.runtime.cuda.driver import NO_CONTEXT, Driver, available, driver
 
 # The driver's numbers of the attributes of a device.
 _ATTRIBUTES = {
@@ -27,6 +27,10 @@ _ATTRIBUTES = {
     "major": 75,
     "minor": 76,
 }
+
+# The driver's numbers of what it says of an address, and of a kind of memory.
+_KIND_OF_MEMORY, _WHICH_DEVICE = 2, 9
+_OF_A_GPU = 2
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,28 @@ def count(by: Driver | None = None) -> int:
     found = ctypes.c_int()
     (by or driver()).call("cuDeviceGetCount", ctypes.byref(found))
     return found.value
+
+
+@cache
+def _driver_if_any() -> Driver | None:
+    return driver() if available() else None
+
+
+def gpu_at(address: int, by: Driver | None = None) -> int | None:
+    """The GPU in whose memory an address is; None: it is the processor's."""
+    by = by or _driver_if_any()
+    if by is None:
+        return None
+    kind, which = ctypes.c_int(), ctypes.c_int()
+    place, ask = ctypes.c_uint64(address), by.function("cuPointerGetAttribute")
+    code = ask(ctypes.byref(kind), _KIND_OF_MEMORY, place)
+    if code == NO_CONTEXT:  # the thread has used no GPU so far
+        device(0).use()
+        code = ask(ctypes.byref(kind), _KIND_OF_MEMORY, place)
+    if code or kind.value != _OF_A_GPU:
+        return None  # the driver knows nothing of memory that it did not allocate
+    by.call("cuPointerGetAttribute", ctypes.byref(which), _WHICH_DEVICE, place)
+    return which.value
 
 
 @cache

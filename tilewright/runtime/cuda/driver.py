@@ -11,7 +11,7 @@ from tilewright.base.errors import TilewrightError, Unsupported
 LIBRARY = "libcuda.so.1"
 # The oldest that has all functions used here: CUDA 12.0.
 OLDEST = 12000
-OUT_OF_MEMORY = 2  # an error's code
+OUT_OF_MEMORY, NO_CONTEXT = 2, 201  # codes of errors
 
 
 class CudaError(TilewrightError):

@@ -18,6 +18,7 @@ from tilewright.kernel.intrinsic import products
 from tilewright.llvm import nvvm
 from tilewright.runtime.cuda.device import Device
 from tilewright.targets.family import Family, Host
+from tilewright.targets.nvptx import additions as additions  # declares them
 from tilewright.targets.nvptx import group_products as group_products  # declares them
 from tilewright.targets.nvptx import intrinsics as intrinsics  # declares them
 from tilewright.targets.nvptx import register_products as register_products  # declares them

@@ -441,10 +441,14 @@ def store_tensor_descriptor(desc: tensor_descriptor, offsets: Any, value: Any) -
 # ---- on the host
 
 
-_check_block = lru_cache(256)(check_shape)
+@lru_cache(256)
+def _check_block(block: builtins.tuple[Any, ...]) -> None:
+    if not 1 <= len(block) <= 5:
+        raise Invalid(f"a descriptor of {len(block)} axes", hint="1 to 5 axes")
+    check_shape(builtins.tuple(map(int, block)))
 
 
-@dataclass
+@dataclass(init=False)
 class TensorDescriptor:
     """What a caller gives to a kernel for a `tensor_descriptor` parameter."""
 
@@ -452,39 +456,49 @@ class TensorDescriptor:
     shape: Any
     strides: Any
     block_shape: Any
-    padding: str = "zero"
-    round_f32_to_tf32: bool = False
+    padding: str
+    round_f32_to_tf32: bool
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        base: Any,
+        shape: Any,
+        strides: Any,
+        block_shape: Any,
+        padding: str = "zero",
+        round_f32_to_tf32: bool = False,
+    ) -> None:
         # One is made for each launch, often: what is said is written only where it is wrong.
-        rank = len(self.shape)
-        if not len(self.strides) == rank == len(self.block_shape):
+        rank = len(shape)
+        if not len(strides) == rank == len(block_shape):
             what = f"a descriptor of {rank} axes with other strides or blocks"
             raise Invalid(
                 what, hint="shape, strides and block_shape have one number for every axis"
             )
-        if not 1 <= rank <= 5:
-            raise Invalid(f"a descriptor of {rank} axes", hint="1 to 5 axes")
-        if self.strides[-1] != 1:
+        _check_block(builtins.tuple(block_shape))
+        if strides[-1] != 1:
             raise Invalid("the last axis is not contiguous", hint="call .contiguous()")
-        if min(self.shape) <= 0:
-            raise Invalid(f"an empty array {list(self.shape)}")
-        if self.padding not in ("zero", "nan"):
-            raise Invalid(f"padding={self.padding!r}", hint='"zero" or "nan"')
-        _check_block(builtins.tuple(map(int, self.block_shape)))
+        for n in shape:  # quicker than min
+            if n <= 0:
+                raise Invalid(f"an empty array {list(shape)}")
+        if padding not in ("zero", "nan"):
+            raise Invalid(f"padding={padding!r}", hint='"zero" or "nan"')
+        self.base, self.shape, self.strides = base, shape, strides
+        self.block_shape, self.padding = block_shape, padding
+        self.round_f32_to_tf32 = round_f32_to_tf32
 
     @staticmethod
     def from_tensor(
         tensor: Any, block_shape: Any, padding: str = "zero", round_f32_to_tf32: bool = False
     ) -> TensorDescriptor:
         """A descriptor of a whole torch tensor or numpy array."""
-        if callable(getattr(tensor, "stride", None)):
-            steps = list(tensor.stride())
+        stride = getattr(tensor, "stride", None)
+        if stride is not None:
+            steps = stride()
         else:
             steps = [n // tensor.itemsize for n in tensor.strides]
-        block = list(block_shape)
         return TensorDescriptor(
-            tensor, list(tensor.shape), steps, block, padding, round_f32_to_tf32
+            tensor, tensor.shape, steps, block_shape, padding, round_f32_to_tf32
         )
 
     def maker(self) -> Callable[[Sequence[tensor]], tensor_descriptor]:
