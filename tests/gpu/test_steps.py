@@ -234,6 +234,26 @@ def test_a_call_without_gradients(pair: Pair) -> None:
     pair.step(lambda f, x: loss_of(f, x).backward())
 
 
+def test_a_result_that_is_kept(gpu: Gpu) -> None:
+    """The gradient reads the caller's own tensor, and torch notices that it was changed."""
+    net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2), nn.Tanh())
+    other = copy.deepcopy(net)
+    fast = on_fake_gpu(net, gpu[1], strict=True)
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        for f, m in ((fast, net), (other, other)):
+            m.zero_grad()
+            f(x).square().sum().backward()
+        for p, q in zip(net.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+    y = fast(torch.randn(4, 3))
+    assert type(y.grad_fn).__name__ == "StepBackward"
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 def test_launches_of_a_step_are_timed(gpu: Gpu) -> None:
     """Each by the name under which the table of tests.gpu.training looks for it."""
     net, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2)), torch.randn(4, 3)

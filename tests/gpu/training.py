@@ -256,7 +256,10 @@ def shown(name: str, layers: int, most: int, without: bool) -> None:
         with counted() as calls:
             step()
         said = ", ".join(f"{n} {what}" for what, n in calls.most_common(20))
-        print(f"  in one step: {said}", flush=True)
+        results = fast(*inputs)
+        first = results[0] if isinstance(results, (tuple, list)) else results
+        way = type(first.grad_fn).__name__  # StepBackward: not AOTAutograd's wrapper
+        print(f"  in one step: {said}; gradients by {way}", flush=True)
     sessions, _ = history_of(fast)
     programs = [p for s in sessions for u in s.units for p in u.programs]
     behind = (lambda: torch.cuda._sleep(BEHIND)) if not without else lambda: None
