@@ -14,8 +14,8 @@ import torch
 
 import tilewright as tw
 from tilewright.base.events import Log
-from tilewright.driver.looking.graph_run import judge
 from tilewright.driver.program.arrays import random_inputs, run_arrays
+from tilewright.driver.program.graph_run import judge
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.driver.program.stages import clusters_text

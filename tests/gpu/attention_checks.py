@@ -21,10 +21,8 @@ from tilewright.graph import grid_key_blocks
 from tilewright.ir.node import Graph
 from tilewright.ir.types import bf16
 from tilewright.kernel.defaults import (
-    grid_across,
     grid_chain_ways,
     grid_chains,
-    grid_product_chains,
 )
 from tilewright.kernel.defaults.grid_chain_ways import PLAIN, Way
 
@@ -147,8 +145,6 @@ class Variant:
     way: Way = PLAIN
     ahead: int = 1
     atomic: bool = False  # all gradients by one kernel
-    engine: bool = True  # does the copy engine add there?
-    last: bool = False  # are masks of gradients in the last blocks?
 
     def program(self, made: Graph) -> GridProgram:
         """Scheduled anew, whatever is cached."""
@@ -156,8 +152,6 @@ class Variant:
             (grid_key_blocks, "FIXED", self.keys),
             (grid_chain_ways, "WAY", self.way),
             (grid_chains, "AHEAD", self.ahead),
-            (grid_across, "BY_ENGINE", self.engine),
-            (grid_product_chains, "MASKS_LAST", self.last),
             (default_passes, "GPU", default_passes.with_atomics(default_passes.GPU, self.atomic)),
         )
         before = [getattr(module, name) for module, name, _ in places]
@@ -174,9 +168,8 @@ class Variant:
         words = [name if x is True else f"{name} {x}" for name, x, usual in own if x != usual]
         keys = f"{self.keys} keys" if self.keys else ""
         ahead = f"{self.ahead} ahead" if self.ahead > 1 else ""
-        atomic = ("atomic" if self.engine else "atomic by threads") if self.atomic else ""
-        last = "masks last" if self.last else ""
-        return " ".join(filter(None, (keys, ahead, atomic, last, *words))) or "plain"
+        atomic = "atomic" if self.atomic else ""
+        return " ".join(filter(None, (keys, ahead, atomic, *words))) or "plain"
 
 
 # By the width of heads, the best that is known first. A slack of 2: the second product goes on

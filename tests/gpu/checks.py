@@ -388,6 +388,7 @@ REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "cross_entropy": _cross_entropy,
+    "loss": lambda x, at: _cross_entropy(x, at).mean(),
     "column_sums": lambda x: x.sum(0),
     "total": lambda x: x.sum(),
     "product": lambda x, w: x @ w,
@@ -395,7 +396,7 @@ REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
     "linear": lambda x, w, b: F.gelu(F.linear(x, w, b)),
     "matvec": lambda x, v: x.float() @ v.float() if x.dtype != torch.float64 else x @ v,
 }
-TIMED = ("add", "chain", "softmax", "layer_norm", "rms_norm", "cross_entropy")
+TIMED = ("add", "chain", "softmax", "layer_norm", "rms_norm", "cross_entropy", "loss")
 
 
 def _inputs(name: str, d: DType, size: tuple[int, int]) -> list[torch.Tensor]:
@@ -414,7 +415,7 @@ def _inputs(name: str, d: DType, size: tuple[int, int]) -> list[torch.Tensor]:
         return [x, torch.randn(columns, 24, device="cuda").to(t)]
     if name == "matvec":
         return [x, torch.randn(columns, device="cuda").to(t)]
-    if name == "cross_entropy":
+    if name in ("cross_entropy", "loss"):
         return [x, torch.randint(0, columns, (rows,), device="cuda")]
     return [x]
 
@@ -494,6 +495,9 @@ def checks(inductor: bool) -> Iterator[Check]:
     for name in ("biased", "column_sums", "total", "product", "matvec"):
         for d in (f32, bf16):
             yield _program(name, d, (1024, 1000), False)
+    for size in ((200704, 256), (50176, 512), (3136, 2048), (8192, 4096)):
+        yield _program("column_sums", bf16, size, False)
+        yield _program("total", bf16, size, False)
     yield Check("clusters", clusters, seconds=120.0)
     yield Check("roles", roles, seconds=120.0)
     yield Check("products of bytes", narrow_products, seconds=120.0)

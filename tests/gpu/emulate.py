@@ -539,6 +539,8 @@ def run_kernels(
             laid = arrays[b.name] if b.packed_as is None else b.packed_as.map.pack(arrays[b.name])
             given = to_memory(np.ascontiguousarray(laid), b.dtype)
             raw[start : start + size] = np.frombuffer(given.tobytes(), np.uint8)
+        if b.scope == "counter":
+            raw[start : start + size] = 0
         memory[b.name] = raw, start, size
     loaded = Loaded(made)
     for name, (raw, start, size) in memory.items():
@@ -547,6 +549,10 @@ def run_kernels(
         places = [memory[x] for x in p.arguments]
         p.launch.again([*(raw.ctypes.data + start for raw, start, _ in places), *p.dims], p.blocks)
     out: dict[str, np.ndarray] = {}
+    for b in made.scratch:
+        raw, start, size = memory[b.name]
+        left = b.scope == "counter" and raw[start : start + size].any()
+        assert not left, f"the counter {b.name} is not zero at the end"
     for b in made.arguments:
         raw, start, size = memory[b.name]
         edges = np.concatenate([raw[:start], raw[start + size :]])

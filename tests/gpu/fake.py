@@ -126,6 +126,9 @@ class FakeLibrary:
     def do_cuMemcpyDtoDAsync_v2(self, to: int, source: int, size: int, _: int) -> None:
         ctypes.memmove(to, source, size)
 
+    def do_cuMemsetD8Async(self, to: int, byte: int, size: int, _: int) -> None:
+        ctypes.memset(to, byte, size)
+
     # ---- code
 
     def do_cuModuleLoadDataEx(self, out: Any, text: Any, *_: Any) -> None:

@@ -68,6 +68,18 @@ def cross_entropy(d: DType, rows: Dim, columns: Dim) -> Graph:
     return graph(build.neg(build.reshape(found, (rows,))))
 
 
+def loss(d: DType, rows: Dim, columns: Dim) -> Graph:
+    """The mean of rows' losses, as `torch.nn.functional.cross_entropy` has it."""
+    x, at = arg("x", rows, columns, dtype=d), arg("at", rows, dtype=i64)
+    keep = build.ne(at, -100)
+    logs = build.log_softmax(wide(x), 1)
+    safe = build.reshape(build.where(keep, at, 0), (rows, 1))
+    found = build.neg(build.reshape(build.gather(logs, safe, 1), (rows,)))
+    total = build.sum(build.where(keep, found, 0.0), (0,), False)
+    count = build.sum(build.cast(keep, i64), (0,), False)
+    return graph(build.div(total, build.cast(count, total.dtype)))
+
+
 def column_sums(d: DType, rows: Dim, columns: Dim) -> Graph:
     x = arg("x", rows, columns, dtype=d)
     return graph(build.cast(build.sum(wide(x), (0,), False), f32))
@@ -113,6 +125,7 @@ PROGRAMS: dict[str, Program] = {
         layer_norm,
         rms_norm,
         cross_entropy,
+        loss,
         column_sums,
         total,
         product,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -318,3 +319,31 @@ def test_options_of_the_cpu_get_a_sentence(gpu: Gpu) -> None:
     for options in refused:
         with pytest.raises(Invalid, match="for models on the CPU"), torch.no_grad():
             on_fake_gpu(nn.Linear(3, 3), machine, **options)(torch.ones(2, 3))
+
+
+def test_the_last_block_of_a_loss_counts_on_each_stream(gpu: Gpu) -> None:
+    """Counters are cleared where they are allocated, once for each stream; every launch leaves them
+    at zero. What is being recorded has its own and clears them itself."""
+    library, machine = gpu
+    on: dict[str, Any] = {"stream": 0, "capturing": False}
+    machine = replace(machine, stream=lambda: on["stream"], capturing=lambda: on["capturing"])
+
+    def loss(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(x, at)
+
+    def cleared() -> int:
+        return library.calls.count("cuMemsetD8Async")
+
+    x, at = torch.randn(12, 40), torch.randint(0, 40, (12,))
+    at[3] = -100
+    with torch.no_grad():
+        fast = on_fake_gpu(loss, machine, strict=True)
+        for stream, times in ((0, 1), (7, 2), (0, 2), (7, 2)):
+            on["stream"] = stream
+            for _ in range(3):
+                close(fast(x, at), loss(x, at))
+            assert cleared() == times
+        on["capturing"] = True
+        close(fast(x, at), loss(x, at))
+        assert cleared() == 3
+    assert "1 cluster " in str(tw.explain(fast))

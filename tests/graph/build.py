@@ -15,7 +15,7 @@ from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import Plan
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.interpret import _node, evaluate
+from tilewright.ir.interpret import evaluate, node_value
 from tilewright.ir.node import Constant, Graph, Input, Item, Node, input, topological
 from tilewright.ir.types import DType, TensorType, TupleType, as_dtype, f32
 from tilewright.ops.arranged import unarranged
@@ -238,7 +238,7 @@ def run_cluster(c: Cluster, values: dict[Node, Any]) -> list[np.ndarray]:
     env = dict(values)
     for n in c.nodes:
         if n not in env:
-            env[n] = _node(n, [env[x] for x in n.inputs], {})
+            env[n] = node_value(n, [env[x] for x in n.inputs], {})
     return [env[o] for o in c.outputs]
 
 

@@ -56,6 +56,7 @@ from tilewright.kernel.step import Step, apply, parse_trace, print_trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.double_buffer import DoubleBuffer
+from tilewright.kernel.steps.finish_last import FinishLast
 from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.swizzle import Swizzle
@@ -268,6 +269,10 @@ def explore_threads(seed: int, counts: Counts) -> Found:
             if rng.random() < 0.5:
                 far, copies = rng.choice([1, 1, 2, 3]), rng.random() < 0.5
                 attempt(rng.choice([DoubleBuffer(buffer), Pipeline(loop, buffer, far, copies)]))
+        grids = [x.name for x in n.body if isinstance(x, Loop) and x.kind in BLOCKS]
+        for k, name in enumerate(grids):
+            if rng.random() < 0.5:
+                attempt(FinishLast(name, f"done{k}"))
         if attempt(Synchronise()):
             judge = Judge(s.group, dims, seed)
             judge.nest(n)

@@ -494,6 +494,18 @@ EXAMPLES = {
     "mirror": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Mirror('y.i0.0', 10)"),
     "backwards": (TRIANGLE, "Trim('s.r0')", "Backwards('s.r0')"),
     "walk": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Walk('y.i0.0', 4)"),
+    "finish-last": (
+        TWO,
+        "Bind('t.i0', 'block.x')\nBind('t.i1', 'thread.x')",
+        "FinishLast('t.i0', 'c')",
+    ),
+    "finish-last-columns": (
+        COLUMNS,
+        "Split('s.r0', 3)\nRFactor('s', ('s.r0.0',), 'p')\nReorder(('p.r0.0', 'p.i0'))\n"
+        "ComputeWith('y', 's.i0')\nBind('p.r0.0', 'block.y')\nBind('p.i0', 'block.x')\n"
+        "Bind('s.i0', 'block.x')",
+        "FinishLast('p.r0.0', 'c')",
+    ),
     "add-atomically": (SCATTERED, "", "AddAtomically('y')"),
     "prefetch": (SUM, "", "Prefetch('x', 's.i0', 2)"),
     "prefetch-sums": (SUM, "Split('s.r0', 8)\nReorder(('s.r0.0', 's.i0', 's.r0.1'))", SUMS_AHEAD),

@@ -29,7 +29,6 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, f32, from_memory, to_memory
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
-from tilewright.kernel.defaults import grid_across, grid_product_chains
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
@@ -223,7 +222,6 @@ ONE = nvptx.with_numbers(GPU, multiprocessors=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [True, False], ids=["engine", "threads"])
 @pytest.mark.parametrize(
     "a",
     [
@@ -234,11 +232,8 @@ ONE = nvptx.with_numbers(GPU, multiprocessors=1)
     ],
     ids=str,
 )
-def test_all_gradients_by_one_kernel(
-    monkeypatch: pytest.MonkeyPatch, a: Heads, engine: bool
-) -> None:
+def test_all_gradients_by_one_kernel(a: Heads) -> None:
     """Those of queries are added up by atomics: right, and nothing of it can be left out."""
-    monkeypatch.setattr(grid_across, "BY_ENGINE", engine)
     (c,) = chains(a.backward(), ONE, True)
     judged(c, True)
     for left_out in (Wait(0, products=True), Wait(0), Barrier()):
@@ -258,22 +253,20 @@ def test_plain_additions_of_several_tiles_are_a_race() -> None:
         simt.run(replace(c.nest, body=transform(c.nest.body, one)), c.numbers())
 
 
-@pytest.mark.parametrize("engine", [True, False], ids=["engine", "threads"])
-def test_the_code_of_all_gradients(monkeypatch: pytest.MonkeyPatch, engine: bool) -> None:
-    """Five products, of which two or more go on at a time; zeros, the kernel, and rounding."""
-    monkeypatch.setattr(grid_across, "BY_ENGINE", engine)
-    (c,) = chains(Heads(4096, 4096, 128, 4, 16, 16, True).backward(), GPU, True)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_code_of_all_gradients(causal: bool) -> None:
+    """Five products, of which two or more go on at a time; zeros, the kernel, and rounding. Blocks
+    with a mask are apart."""
+    (c,) = chains(Heads(4096, 4096, 128, 4, 16, 16, causal).backward(), GPU, True)
     verify(c.nest)
     assert parse_nest(nest_text(c.nest)) == c.nest
     made = emit_kernels(legalise(c.nest, GPU), GPU)
     assert [x.threads for x in made.launches] == [(256, 1, 1), (4, 8, 8), (256, 1, 1)]
-    ptx = assembly(made.text, GPU)
-    # 32 numbers of a thread: 4 at a time, or 4096 bytes of a warp.
-    assert ptx.count("global.add.v4.f32 ") == 8 * (not engine)
-    assert ptx.count("cp.reduce.async.bulk.") == engine
-    assert ptx.count("wgmma.mma_async") == 32
+    ptx, loops = assembly(made.text, GPU), 1 + causal
+    assert ptx.count("cp.reduce.async.bulk.") == loops  # of 4096 bytes of a warp
+    assert ptx.count("wgmma.mma_async") == 32 * loops
     # Where what is multiplied is stored, and before an addition: the copy engine brings all else.
-    assert ptx.count("fence.proxy.async") == 1 + engine
+    assert ptx.count("fence.proxy.async") == 2 * loops
     assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
 
 
@@ -284,8 +277,9 @@ def test_the_code_of_all_gradients(monkeypatch: pytest.MonkeyPatch, engine: bool
         Heads(2048, 2000, 128, 4, 16, 16),
         Heads(2048, 2048, 64, 4, 16, 16),
         Heads(512, 512, 128),
+        Heads(2048, 2048, 128, 4, 32, 8),
     ],
-    ids=["rows", "keys", "narrow", "few"],
+    ids=["rows", "keys", "narrow", "few", "shared"],
 )
 def test_two_kernels_where_one_does_not_fit(a: Heads) -> None:
     found = [c for c in fused(a.backward(), GPU, True).clusters if c.kind == "chain"]
@@ -303,12 +297,10 @@ def _blocks(a: Heads, which: int) -> tuple[Loop, list[Loop]]:
 def test_hidden_blocks_of_heads_that_share_keys_are_left_out() -> None:
     """The rows of several heads are one axis, along which a causal mask begins again."""
     a = Heads(512, 512, heads=4, causal=True)
-    tiles, found = _blocks(a, 1)
-    assert [D.evaluate(found[-1].extent, {tiles.name: t}) for t in range(8)] == [*range(8, 0, -1)]
-    tiles, found = _blocks(a, 0)  # those with the most blocks begin
-    assert [sum(D.evaluate(x.extent, {tiles.name: t}) for x in found) for t in range(8)] == [
-        *range(8, 0, -1)
-    ]
+    for which in (0, 1):  # those with the most blocks begin
+        tiles, found = _blocks(a, which)
+        counts = [sum(D.evaluate(x.extent, {tiles.name: t}) for x in found) for t in range(8)]
+        assert counts == [*range(8, 0, -1)]
 
 
 def test_masks_are_in_the_last_blocks() -> None:
@@ -332,30 +324,24 @@ AT_DIAGONAL = [
 ]
 
 
-def ends_at_the_diagonal(patch: pytest.MonkeyPatch, a: Heads, atomic: bool, last: bool) -> Chain:
+def ends_at_the_diagonal(a: Heads, atomic: bool) -> Chain:
     """Rows of keys see the queries from the diagonal on: backwards, masks are in the last block,
     which is taken apart."""
-    patch.setattr(grid_product_chains, "MASKS_LAST", last)
     *_, c = chains(a.backward(), ONE, atomic)
     loops = [x for x, _ in walk(c.nest.body) if isinstance(x, Loop) and Wait(0) in x.body]
-    assert len(loops) == 1 + last
+    assert len(loops) == 2
     return c
 
 
 @pytest.mark.parametrize(("a", "atomic"), AT_DIAGONAL, ids=str)
-def test_blocks_may_end_at_the_diagonal(
-    monkeypatch: pytest.MonkeyPatch, a: Heads, atomic: bool
-) -> None:
-    for last in (False, True):
-        ends_at_the_diagonal(monkeypatch, a, atomic, last)
+def test_blocks_end_at_the_diagonal(a: Heads, atomic: bool) -> None:
+    ends_at_the_diagonal(a, atomic)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("a", "atomic"), AT_DIAGONAL, ids=str)
-def test_blocks_that_end_at_the_diagonal_are_right(
-    monkeypatch: pytest.MonkeyPatch, a: Heads, atomic: bool
-) -> None:
-    judged(ends_at_the_diagonal(monkeypatch, a, atomic, True), True)
+def test_blocks_that_end_at_the_diagonal_are_right(a: Heads, atomic: bool) -> None:
+    judged(ends_at_the_diagonal(a, atomic), True)
 
 
 def test_the_code_of_gradients() -> None:

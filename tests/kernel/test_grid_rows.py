@@ -89,6 +89,13 @@ def test_rows_that_begin_anywhere_are_vectors(name: str, d: DType) -> None:
         np.testing.assert_allclose(x, y, rtol=close, atol=close)
 
 
+def test_where_weights_begin_is_computed_once() -> None:
+    """All vectors of a row begin as far past a multiple of 16 bytes."""
+    (g,) = groups(PROGRAMS["layer_norm"](bf16, 9, 4099))
+    ptx = assembly(emit_kernels(legalise(scheduled(g), GPU), GPU).text, GPU)
+    assert ptx.count("ld.global.nc.v4.b32") == 20 and ptx.count("and.b64") <= 2
+
+
 def test_rows_that_begin_anywhere_share_a_block() -> None:
     """Threads of one row touch what no other row has: no barrier between the parts of a row."""
     (g,) = groups(PROGRAMS["softmax"](bf16, 8, 781))

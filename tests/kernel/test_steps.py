@@ -86,6 +86,8 @@ NOT_NATIVE += (
     "hasten",
     "defer",
     "add-atomically",
+    "finish-last",
+    "finish-last-columns",
 )
 
 

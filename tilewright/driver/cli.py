@@ -1,4 +1,4 @@
-"""The command line: `tilewright demo | compile | run | bench | explain | optimize | prove | …`."""
+"""The command line: `tilewright demo | compile | run | explain | validate | bisect | …`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from tilewright import targets
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver.api import torch_side
 from tilewright.driver.looking import demo as demos
-from tilewright.driver.looking import mine, optimize, rules
+from tilewright.driver.looking import mine, optimize, rules, validate
 from tilewright.driver.looking.explain import Explanation, explain
-from tilewright.driver.looking.graph_run import judge
 from tilewright.driver.looking.inputs import FORM, Loaded, load, parse_type
 from tilewright.driver.program.arrays import random_array, random_inputs, run_arrays
 from tilewright.driver.program.default_passes import PRECISIONS, described, passes
+from tilewright.driver.program.graph_run import judge
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
 from tilewright.superopt.vocabulary import VOCABULARIES
 
+_BISECT = "tilewright.driver.looking.bisect_torch"
 _COMPARE = "tilewright.driver.looking.compare"
 _TORCH_API = "tilewright.driver.torch.api"
 KERNEL_FORMS = ("group", "trace", "nest", "llvm", "assembly")
@@ -89,6 +91,8 @@ def argument_parser() -> argparse.ArgumentParser:
         ("compile", _compile, "compile a program and summarize the result"),
         ("run", _run, "compile a program, run it, and check it against eager"),
         ("explain", _explain, "show kernels, schedules, refusals, memory and compile time"),
+        ("validate", _validate, "judge every stage of a compile against the one before it"),
+        ("bisect", _bisect, "find the stage of a compile that makes results wrong"),
         ("optimize", _optimize, "search for a faster graph by proved rules, and measure it"),
     ):
         made = command(name, do, about)
@@ -100,6 +104,8 @@ def argument_parser() -> argparse.ArgumentParser:
         made.add_argument("--passes", metavar="LIST", help="such as `tilewright passes` shows")
         if name == "compile":
             made.add_argument("--dump", type=Path, metavar="DIR", help="write every stage there")
+        if name in ("validate", "bisect"):
+            made.add_argument("--out", type=Path, metavar="FILE", help="write a reproducer there")
         if name == "optimize":
             made.add_argument("--budget", type=_seconds, default=optimize.BUDGET, metavar="60s")
             made.add_argument("--page", type=Path, metavar="FILE.html", help="with pictures")
@@ -196,6 +202,41 @@ def _run(given: argparse.Namespace, console: Console) -> int:
     console.print(_error_table([("all results", found.error.ours, found.error.allowed)]))
     console.print(demos.verdict(found))
     return 0 if found.error.right else 1
+
+
+def _validate(given: argparse.Namespace, console: Console) -> int:
+    path = Path(given.program)
+    if path.suffix == validate.KERNEL:
+        reports = [validate.validate_kernel(*validate.read_kernel(path), targets.default())]
+    else:
+        reports = _stages(given, console, only_if_wrong=False)
+    status = validate.show(reports, given.out, given.passes, console)
+    if not status:
+        judged = sum(len(r.rows) for r in reports)
+        console.print(f"[green]right:[/] {judged} stages agree with the ones before them")
+    return status
+
+
+def _bisect(given: argparse.Namespace, console: Console) -> int:
+    reports = _stages(given, console, only_if_wrong=True)
+    if not any(r.rows for r in reports):
+        console.print("[green]right:[/] the results agree with float64, there is nothing to find")
+        return 0
+    return validate.show(reports, given.out, given.passes, console)
+
+
+def _stages(
+    given: argparse.Namespace, console: Console, only_if_wrong: bool
+) -> list[validate.Report]:
+    loaded, options = load(given.program), Options(passes=given.passes)
+    with demos.shown(console, f"judging {loaded.name}"):
+        if loaded.graph is not None:
+            judge = validate.bisect_graph if only_if_wrong else validate.validate_graph
+            return [judge(loaded.graph, options)]
+        bisect = torch_side(_BISECT, "taking a torch program apart").bisect
+        asked = {"strict": given.strict, "passes": given.passes}
+        inputs = _torch_inputs(loaded, given)
+        return bisect(loaded.program, inputs, options, only_if_wrong, **asked)
 
 
 def _optimize(given: argparse.Namespace, console: Console) -> int:

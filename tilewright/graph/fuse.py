@@ -126,7 +126,7 @@ class _Fuser:
         Siblings(self.regions, self.facts, self.readers, self.target).join(
             self.order, self.too_large, self.unite
         )
-        Totals(self.regions, self.facts, self.readers, self.too_large).join()
+        Totals(self.regions, self.facts, self.readers, self.too_large, self.target).join()
         self.absorb()
         found = (self.regions, self.facts, self.readers, self.results)
         ProductChains(*found, self.target).link()
@@ -544,7 +544,7 @@ class _Fuser:
         )
 
     def in_order(self, nodes: list[Node], kind: str) -> list[Node]:
-        if kind == "total":
+        if kind == "total" or (kind == "row" and self.target.grid is not None):
             return totals_last(nodes, self.facts)
         return sums_first(nodes, self.facts) if kind == "column" else nodes
 

@@ -4,20 +4,27 @@
 elements in a loop of its own. One kernel does both: pieces of the map's loop also give
 partial results, which are put together after it (kernel/defaults/totals.py). The map may go
 through more axes than the total, as the rows of an embedding do for each of its indices.
+
+On a GPU the loss of a batch is a total of those of its rows, too: the last block of these adds them
+up (kernel/defaults/grid_totals.py), so that it is no launch of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
-from tilewright.graph.classify import Facts, same_index
+from tilewright.graph.classify import Facts, guess, same_index
 from tilewright.graph.cluster import Why
 from tilewright.graph.regions import Read, Region, Regions
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
+from tilewright.ir.target import Target
 from tilewright.ir.types import TupleType
+
+MOST_ROWS = 1 << 15  # whose results one block of a GPU adds up
 
 
 def is_total(n: Node, f: Facts) -> bool:
@@ -43,17 +50,31 @@ class Totals:
     facts: Mapping[Node, Facts]
     readers: Mapping[Node, list[tuple[Node, Read]]]
     too_large: Callable[[Region, Region], Why | None]
+    target: Target
 
     def join(self) -> None:
+        rows: list[Region] = []
         for total in self.regions.live():
             inner = self._reduced(total)
             if inner is None:
                 continue
             for host in self._hosts(total, inner):
                 if self._apart(total, host) and self.too_large(total, host) is None:
-                    host.kind = "total"
+                    if host.kind == "row":
+                        rows.append(host)
+                    else:
+                        host.kind = "total"
                     self.regions.merge(total, host)
                     break
+        for region in self.regions.live() if rows else ():
+            self._follow(region, rows)
+
+    def _follow(self, region: Region, rows: list[Region]) -> None:
+        """Single values that are computed from totals of rows alone stay with them."""
+        made = self.regions.preceding(region)
+        if region.kind == "map" and not region.domain and len(made) == 1 and made[0] in rows:
+            if self.too_large(region, made[0]) is None:
+                self.regions.merge(region, made[0])
 
     def _reduced(self, region: Region) -> tuple[Dim, ...] | None:
         """The extents of what a region of totals alone reduces. It has single values besides, and
@@ -84,7 +105,8 @@ class Totals:
         return inner if plain else None
 
     def _hosts(self, total: Region, inner: tuple[Dim, ...]) -> Iterator[Region]:
-        """Regions of maps that make or read an element of what is reduced in each iteration."""
+        """Regions of maps, and on GPUs of rows, that make or read an element of what is reduced in
+        each iteration."""
         for n in list(total.nodes):
             if n.rank == 0 and self.facts[n].kind != "reduce":
                 continue
@@ -103,8 +125,10 @@ class Totals:
                     ):
                         yield host
 
-    @staticmethod
-    def _goes_through(host: Region, inner: tuple[Dim, ...]) -> bool:
+    def _goes_through(self, host: Region, inner: tuple[Dim, ...]) -> bool:
+        if host.kind == "row":
+            few = prod(map(guess, inner)) <= MOST_ROWS
+            return self.target.grid is not None and few and _same(host.outer, inner)
         return host.kind in ("map", "total") and _same(host.domain[: len(inner)], inner)
 
     def _apart(self, total: Region, host: Region) -> bool:
@@ -114,8 +138,9 @@ class Totals:
             return False
         for n in total.nodes:
             for r in self.regions.reads[n]:
+                domain = host.outer if host.kind == "row" else host.domain
                 if r.source in host.nodes and (
-                    r.source.rank == 0 or not same_index(r.axes, r.source.shape, host.domain)
+                    r.source.rank == 0 or not same_index(r.axes, r.source.shape, domain)
                 ):
                     return False
         return True

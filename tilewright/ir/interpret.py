@@ -55,19 +55,24 @@ _COMBINE_BOOL: dict[str, np.ufunc] = {
 
 
 def evaluate(
-    graph: Graph, args: Sequence[np.ndarray], dims: Mapping[str, int] | None = None
+    graph: Graph,
+    args: Sequence[np.ndarray],
+    dims: Mapping[str, int] | None = None,
+    by: type[Evaluator] | None = None,
 ) -> list[np.ndarray]:
-    """The outputs of a graph for the given inputs (in the order of graph.inputs)."""
+    """The outputs of a graph for the given inputs (in the order of graph.inputs); by another
+    arithmetic than that of the dtypes where an evaluator is given."""
+    by = by or Evaluator
     env: dict[Node, Any] = {}
     sizes = dict(dims or {})
     if len(args) != len(graph.inputs):
         raise Invalid(f"graph {graph.name} takes {len(graph.inputs)} inputs, {len(args)} given")
     for n, a in zip(graph.inputs, args, strict=True):
         bind_dims(n.ttype, a.shape, sizes, str(n.op))
-        env[n] = as_dtype(a, n.dtype)
+        env[n] = by.stored(as_dtype(a, n.dtype), n.dtype)
     for n in graph.nodes():
         if n not in env:
-            env[n] = _node(n, [env[x] for x in n.inputs], sizes)
+            env[n] = node_value(n, [env[x] for x in n.inputs], sizes, by)
     return [env[o] for o in graph.outputs]
 
 
@@ -83,50 +88,64 @@ def bind_dims(t: TensorType, shape: Sequence[int], sizes: dict[str, int], what: 
             raise Invalid(f"{what}: expected {t!r}, got shape {tuple(shape)}")
 
 
-def _node(n: Node, args: list[Any], sizes: Mapping[str, int]) -> Any:
+def node_value(
+    n: Node,
+    args: Sequence[Any],
+    sizes: Mapping[str, int],
+    by: type[Evaluator] | None = None,
+) -> Any:
+    """The value of a node whose operands have these."""
+    by = by or Evaluator
     op = n.op
     if isinstance(op, Constant):
-        return np.array(op.literal.array)
+        return by.stored(op.literal.array, op.literal.dtype)
     if isinstance(op, Item):
         return args[0][op.k]
     if isinstance(op, Input):
         raise Invalid(f"{op.label} is used but is not an input of the graph")
     if hasattr(op, "interpret"):  # control flow: cond
-        return op.interpret(args, lambda g, a: evaluate(g, a, sizes))  # type: ignore[attr-defined]
+        run: Any = op.interpret  # type: ignore[attr-defined]
+        return run(args, lambda g, a: evaluate(g, a, sizes, by))
     if is_composed(op):
         out = op.compose(*n.inputs)  # type: ignore[attr-defined]
         outs = out if isinstance(out, tuple) else (out,)
         env: dict[Node, Any] = dict(zip(n.inputs, args, strict=True))
         for x in topological(outs, stop=n.inputs):
-            env[x] = _node(x, [env[y] for y in x.inputs], sizes)
+            env[x] = node_value(x, [env[y] for y in x.inputs], sizes, by)
         vals = [env[o] for o in outs]
     else:
         types = tuple(x.ttype for x in n.inputs)
         ins, outs = definition(op, types)
         mem: dict[Tensor, Stored] = dict(zip(ins, args, strict=True))
         for t in stages(outs):
-            mem[t] = tensor(t, mem, sizes)
+            mem[t] = tensor(t, mem, sizes, by)
         vals = [mem[o] for o in outs]
     return tuple(vals) if isinstance(n.type, TupleType) else vals[0]
 
 
-def tensor(t: Tensor, mem: Mapping[Tensor, Stored], sizes: Mapping[str, int]) -> Stored:
+def tensor(
+    t: Tensor,
+    mem: Mapping[Tensor, Stored],
+    sizes: Mapping[str, int],
+    by: type[Evaluator] | None = None,
+) -> Stored:
     """Evaluate one definition whose inputs are in `mem`."""
     assert t.body is not None
+    by = by or Evaluator
     shape = tuple(int(D.evaluate(d, sizes)) for d in t.shape)
     domain = tuple(int(D.evaluate(extent(a), sizes)) for a in t.axes)
     if t.kind == "compute":
         if 0 in shape and isinstance(t.dtype, TupleDType):
-            return tuple(np.zeros(shape, d.numpy) for d in t.dtype.items)
+            return tuple(np.zeros(shape, by.held(d)) for d in t.dtype.items)
         if 0 in shape:
-            return np.zeros(shape, t.dtype.numpy)
-        ev = Evaluator(mem, sizes, _grid(t, domain))
+            return np.zeros(shape, by.held(t.dtype))
+        ev = by(mem, sizes, _grid(t, domain))
         found = ev(t.body)
         if isinstance(found, tuple):
             return tuple(np.array(np.broadcast_to(x, shape)) for x in found)
         return np.array(np.broadcast_to(found, shape))
     if t.kind == "scan":
-        out = np.zeros(shape, t.dtype.numpy)
+        out = np.zeros(shape, by.held(t.dtype))
         if 0 in shape:
             return out
         (axis,) = t.ordered
@@ -135,7 +154,7 @@ def tensor(t: Tensor, mem: Mapping[Tensor, Stored], sizes: Mapping[str, int]) ->
             grid = _grid(t, domain)
             grid[t.axes[axis].name] = np.full((1,) * len(domain), k)
             piece = tuple(1 if j == axis else n for j, n in enumerate(domain))
-            v = np.broadcast_to(Evaluator(own, sizes, grid)(t.body), piece)
+            v = np.broadcast_to(by(own, sizes, grid)(t.body), piece)
             where = tuple(slice(k, k + 1) if j == axis else slice(None) for j in range(len(domain)))
             out[where] = v
         return out
@@ -143,7 +162,7 @@ def tensor(t: Tensor, mem: Mapping[Tensor, Stored], sizes: Mapping[str, int]) ->
     out = np.array(mem[t.base])
     if 0 in domain:
         return out
-    ev = Evaluator({**mem, t: out}, sizes, _grid(t, domain))
+    ev = by({**mem, t: out}, sizes, _grid(t, domain))
     v = np.broadcast_to(ev(t.body), domain).reshape(-1)
     at = tuple(np.broadcast_to(ev.dim(w), domain).reshape(-1) for w in t.where)
     for w, n in zip(at, shape, strict=True):
@@ -155,7 +174,7 @@ def tensor(t: Tensor, mem: Mapping[Tensor, Stored], sizes: Mapping[str, int]) ->
     else:
         for k in range(v.size):
             p = tuple(w[k] for w in at)
-            out[p] = applied(t.combine, [out[p], v[k]], t.dtype)
+            out[p] = ev.joined(t.combine, out[p], v[k], t.dtype)
     return out
 
 
@@ -181,6 +200,42 @@ class Evaluator:
         self.numbers: dict[int, int] = {}  # their positions in that list, by identity
         self.sides: dict[_Masked, tuple[int, int]] = {}  # of a select: the masks of its two values
         self.memo: dict[_Masked, Any] = {}
+        self.whole = False  # do loads give what is in memory, as the parameters of a combiner do?
+
+    # ---- arithmetic, which subclasses may replace
+
+    @classmethod
+    def held(cls, dtype: DType) -> np.dtype:
+        """What arrays of a dtype hold."""
+        return dtype.numpy
+
+    @classmethod
+    def stored(cls, array: np.ndarray, dtype: DType) -> np.ndarray:
+        """A constant or an input of the program."""
+        return np.array(array, cls.held(dtype))
+
+    def number(self, value: Any, dtype: DType) -> np.ndarray:
+        return np.asarray(value, dtype=dtype.numpy)
+
+    def fitted(self, x: Any, dtype: DType) -> np.ndarray:
+        """A value as one of the dtype."""
+        return as_dtype(x, dtype)
+
+    def function(self, v: Fn, args: Sequence[Any], dtype: DType) -> Any:
+        """A scalar function or a cast of values, as one of the dtype."""
+        if v.name == "cast":
+            return cast(args[0], v.args[0].dtype, dtype)
+        return apply(v.name, args, dtype)
+
+    def folded(self, combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:
+        """A reduction over the last n axes."""
+        return _fold(combine, x, n, dtype)
+
+    def joined(self, combine: str, a: Any, b: Any, dtype: DType) -> Any:
+        """Two parts of a reduction put together."""
+        return apply(combine, [a, b], dtype)
+
+    # ---- what is evaluated, and where
 
     def __call__(self, v: Value) -> Any:
         root = (v, self._number(self.mask))
@@ -220,7 +275,7 @@ class Evaluator:
         """x, whose operands are known."""
         v, mask = x
         if isinstance(v, Const):
-            return np.asarray(v.value, dtype=v.dtype.numpy)
+            return self.number(v.value, v.dtype)
         if isinstance(v, Index):
             return np.asarray(self.dim(v.dim), dtype=np.int64)
         if isinstance(v, Load):
@@ -231,18 +286,18 @@ class Evaluator:
         if v.name == "select":
             condition = self.memo[v.args[0], mask]
             a, b = (self.memo[y] for y in zip(v.args[1:], self.sides[x], strict=True))
-            return as_dtype(np.where(condition, a, b), v.dtype)
+            return self.fitted(np.where(condition, a, b), v.dtype)
         args = [self.memo[a, mask] for a in v.args]
         if v.name == "item":
             return args[0][int(args[1])]
         if v.name == "tuple":
             return tuple(args)
-        if v.name == "cast":
-            return cast(args[0], v.args[0].dtype, v.dtype)
-        return apply(v.name, args, v.dtype)
+        return self.function(v, args, v.dtype)
 
     def _load(self, v: Load) -> Any:
         a = self.mem[v.source]
+        if self.whole:
+            return a
         if isinstance(a, tuple):
             return tuple(self._element(v, x) for x in a)
         return self._element(v, a)
@@ -267,7 +322,7 @@ class Evaluator:
             return self._combined(v, v.combine, exts)
         neutral = identity(v.combine, v.dtype)
         assert isinstance(neutral, Const)
-        zero = np.asarray(neutral.value, dtype=v.dtype.numpy)
+        zero = self.number(neutral.value, v.dtype)
         if 0 in exts:
             return zero
         rank = max((np.ndim(x) for x in self.env.values()), default=0)
@@ -290,34 +345,32 @@ class Evaluator:
             full = np.broadcast_shapes((1,) * (rank + len(inner)), x.shape)
             tail = tuple(int(self.dim(extent(a))) for a in inner)
             x = np.broadcast_to(x, full[: len(full) - len(inner)] + tail)
-            part = _fold(v.combine, x, len(inner), v.dtype)
-            acc = part if acc is None else apply(v.combine, [acc, part], v.dtype)
-        return as_dtype(acc, v.dtype)
+            part = self.folded(v.combine, x, len(inner), v.dtype)
+            acc = part if acc is None else self.joined(v.combine, acc, part, v.dtype)
+        return self.fitted(acc, v.dtype)
 
     def _combined(self, v: Reduce, c: Combiner, exts: list[int]) -> Any:
         """Point after point: a user's combiner is no ufunc."""
-        acc = [np.asarray(x.value, x.dtype.numpy) for x in c.neutral]
+        acc = [self.number(x.value, x.dtype) for x in c.neutral]
         for point in np.ndindex(*exts):
             at = {a.name: k for a, k in zip(v.axes, point, strict=True)}
             sub = type(self)(self.mem, {}, {**self.env, **at})
             sub.mask = self.mask
             x = sub(v.body)
-            acc = list(combined(c, acc, x if isinstance(x, tuple) else (x,)))
+            acc = list(self._both(c, acc, x if isinstance(x, tuple) else (x,)))
         return tuple(acc) if len(acc) > 1 else acc[0]
 
-
-class _Sides(Evaluator):
-    """A combiner's results on arrays in place of its parameters."""
-
-    def _load(self, v: Load) -> Any:
-        return self.mem[v.source]
+    def _both(self, c: Combiner, left: Sequence[Any], right: Sequence[Any]) -> tuple[Any, ...]:
+        """Two partial results put together."""
+        mem = {f"l{k}": x for k, x in enumerate(left)} | {f"r{k}": x for k, x in enumerate(right)}
+        ev = type(self)(mem, {}, {})
+        ev.whole = True
+        return tuple(ev(v) for v in c.results)
 
 
 def combined(c: Combiner, left: Sequence[Any], right: Sequence[Any]) -> tuple[Any, ...]:
     """Two partial results put together, on arrays."""
-    mem = {f"l{k}": x for k, x in enumerate(left)} | {f"r{k}": x for k, x in enumerate(right)}
-    ev = _Sides(mem, {}, {})
-    return tuple(ev(v) for v in c.results)
+    return Evaluator({}, {}, {})._both(c, left, right)
 
 
 def _fold(combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:

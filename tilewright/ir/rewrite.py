@@ -23,6 +23,28 @@ Places = dict[Node, frozenset[Place]]
 
 
 @dataclass(frozen=True)
+class Application:
+    """A rule at work: it put one node in the place of another."""
+
+    rule: Rule
+    before: Node
+    after: Node
+
+
+class RewriteLog(Log):
+    """A log that also has the nodes that rules replaced, for whoever checks them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.applications: list[Application] = []
+
+    def taken(self) -> list[Application]:
+        """Those since the last call."""
+        found, self.applications = self.applications, []
+        return found
+
+
+@dataclass(frozen=True)
 class RuleSet:
     """Rules by root operator, in the order given."""
 
@@ -138,6 +160,8 @@ class _Round:
                     self.follow(x, where)
                     self.uses[x] = 1
             self.follow(out, where)
+            if isinstance(self.log, RewriteLog):
+                self.log.applications.append(Application(rule, n, out))
             if self.log is not None:
                 said = f"{rule.label}: {n.op} to {out.op}"
                 place = str(min(where, key=str)) if where else None

@@ -425,7 +425,7 @@ def _atomic_faults(table: dict[str, Buffer], s: Atomic) -> Iterator[str]:
         yield f"{s.stage} is {s.kind} {s.order}; the kinds are {kinds}, the orders {orders}"
     if (s.kind == "cas") != (s.compare is not None):
         yield f"{s.stage} is {s.kind}: cas and nothing else compares"
-    if b is None or b.scope not in ("out", "memory", "shared"):
+    if b is None or b.scope not in ("out", "memory", "shared", "counter"):
         what = "unknown" if b is None else "an input" if b.scope == "in" else "no argument"
         yield f"{s.stage} is an atomic on {s.buffer}, which is {what}"
         return

@@ -1,10 +1,11 @@
-"""Values that are copies of an element, or zero where a condition fails."""
+"""Values that are copies of an element, or zero where a condition fails; bounds of integers."""
 
 from __future__ import annotations
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Const, Fn, Index, Load, Value
+from tilewright.ir.polynomial import only_atom
 
 
 def copied(v: Value) -> Load | None:
@@ -25,6 +26,43 @@ def conditions(v: Value) -> list[Value]:
 
 def _is_zero(v: Value) -> bool:
     return isinstance(v, Const) and v.value == 0
+
+
+def value_bounds(v: Value) -> tuple[int, int]:
+    """What an integer lies between, whatever was read from memory for it."""
+    d = v.dtype
+    if isinstance(v, Const):
+        return int(v.value), int(v.value)
+    unsigned = d.kind == "u" or d.is_bool
+    bits = 1 if d.is_bool else d.bits
+    least, most = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    if isinstance(v, Index):
+        low, high = D.bounds(v.dim)
+        return max(least, low), min(most, high)
+    if not isinstance(v, Fn) or any(x.dtype.is_float for x in v.args):
+        return least, most
+    if v.name in ("min", "max"):
+        ends = [value_bounds(x) for x in v.args]
+        pick = min if v.name == "min" else max
+        return pick(a for a, _ in ends), pick(b for _, b in ends)
+    if v.name == "select":
+        (a, b), (c, e) = map(value_bounds, v.args[1:])
+        return min(a, c), max(b, e)
+    if v.name == "cast":
+        low, high = value_bounds(v.args[0])
+        return (low, high) if least <= low and high <= most else (least, most)
+    return least, most
+
+
+def surely_inside(i: Dim, size: Dim) -> bool:
+    """Is an index that may be read from memory one of an axis in any case?"""
+    if D.nonneg(i) and D.known_lt(i, size):
+        return True
+    atom = only_atom(i)
+    if not isinstance(atom, D.Data):
+        return False
+    low, high = value_bounds(atom.value)
+    return low >= 0 and high < D.bounds(size)[0]
 
 
 def unlike_bounds(x: Load, shape: tuple[Dim, ...], given: list[Value]) -> str | None:

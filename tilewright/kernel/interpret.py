@@ -142,6 +142,8 @@ class Machine:
 
     def garbage(self, b: Buffer) -> np.ndarray:
         shape, d = self.shape(b), b.dtype
+        if b.scope == "counter":
+            return np.zeros(shape, d.numpy)
         shape = (self.points, *shape) if self.points else shape
         if d.is_float:
             return np.full(shape, np.nan, d.numpy)
@@ -176,8 +178,16 @@ class Machine:
                 self.report(s, env)
             # The rest orders threads and copies: one thread has nothing to wait for.
         for name in fresh:
+            self.counted(name)
             del self.memory[name]
             self.apart.discard(name)
+
+    def counted(self, name: str) -> None:
+        """Counters are zero again when all is done: the next call counts from there."""
+        left = self.memory[name] if self.nest.buffer(name).scope == "counter" else np.zeros(0)
+        if left.any():
+            at = ",".join(map(str, np.argwhere(left)[0]))
+            raise RunError(f"the counter {name}[{at}] is left at {left[left != 0][0]}, not at 0")
 
     def _points(self, env: Env) -> int:
         return max((len(x) for x in env.values() if isinstance(x, np.ndarray)), default=1)

@@ -39,10 +39,11 @@ THREADS = ("thread.x", "thread.y", "thread.z")
 PLAIN = ("serial", "independent", "parallel", "unroll", "lane", "tensor", "library")
 KINDS = (*PLAIN, *BLOCKS, *THREADS)
 ANY_ORDER = ("independent", "parallel")
-# shared: one per block of threads; stack, heap, let: local, of legal nests (memory.py and hoist.py
-# of kernel/legal/); the others are explained at group.Buffer
+# shared: one per block of threads; counter: global memory, zero before and after every launch, by
+# which blocks know that they are the last (steps/finish_last.py); stack, heap, let: local, of legal
+# nests (memory.py and hoist.py of kernel/legal/); the others are explained at group.Buffer
 NEST_ROLES = ("product", "scan", "gathered", "described", "specialised")
-SCOPES = ("in", "out", "local", "register", "stack", "heap", "let", "shared", "memory")
+SCOPES = ("in", "out", "local", "register", "stack", "heap", "let", "shared", "counter", "memory")
 
 # What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.
 ATOMICS = ("add", "and", "or", "xor", "max", "min", "xchg", "cas", "load")

@@ -51,10 +51,11 @@ from tilewright.kernel.nest import (
 from tilewright.kernel.races import MANY, Watch, equal
 from tilewright.kernel.regions import Everything, Region
 from tilewright.kernel.roles import consumers, producer, role_loop
+from tilewright.kernel.simt_order import Order
 from tilewright.kernel.simt_reads import Owned, Reader, atomically, nested
 from tilewright.kernel.simt_roles import Producer
 from tilewright.kernel.text import line_text
-from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
+from tilewright.kernel.threads import block_size, combined, grid_of, launches, thread_chain
 
 
 def run(
@@ -75,6 +76,7 @@ class _Grid(Machine):
     """The device: global memory and the launches of a nest, one after the other."""
 
     banks: dict[str, Turns] | None = None
+    order = Order({})  # of the blocks of a launch
 
     def block(self, body: tuple[Stmt, ...], env: Env) -> None:
         table: dict[D.Sym, Dim] = {s: self.sizes[s.name] for s in self.nest.dims}
@@ -102,28 +104,27 @@ class _Grid(Machine):
     def _launch(self, launch: tuple[Stmt, ...]) -> None:
         loops, body = grid_of(launch)
         points: list[Env] = [{}]
-        for x in loops:
+        for q in loops:
             points = [
-                {**p, x.name: k}
+                {**p, q.name: k}
                 for p in points
-                for k in range(int(D.evaluate(x.extent, {**self.sizes, **p})))
+                for k in range(int(D.evaluate(q.extent, {**self.sizes, **p})))
             ]
-        size = [1, 1, 1]
-        for s, _ in walk(body):
-            if isinstance(s, Loop) and s.kind in THREADS:
-                axis = THREADS.index(s.kind)
-                size[axis] = max(size[axis], D.bounds(s.extent)[1])
+        x, y, z = (block_size(body)[axis] for axis in THREADS)
         written = [x for x in self.memory if self.nest.buffer(x).scope != "in"]
         # Blocks that hand memory on to each other by atomic operations are in some order.
         ordered = any(isinstance(s, Atomic) and s.order != "relaxed" for s, _ in walk(body))
-        apart = [] if ordered else written
+        counters = [x for x in written if self.nest.buffer(x).scope == "counter"]
+        apart = [] if ordered and not counters else written
         by_block = {name: Watch(self.memory[name].size) for name in apart}
         by_thread = {name: Watch(self.memory[name].size) for name in written}
+        self.order = Order(by_block)
         for k in self.random.permutation(len(points)):
-            shape = size[0], size[1], size[2]
-            _Block(self, int(k), points[k], shape, by_block, by_thread).run(body)
+            _Block(self, int(k), points[k], (x, y, z), by_block, by_thread).run(body)
             for watch in by_thread.values():
                 watch.clear()
+        for name in counters:
+            self.counted(name)
 
 
 class _Block:
@@ -139,9 +140,8 @@ class _Block:
         by_thread: dict[str, Watch],
     ) -> None:
         self.grid, self.number, self.at, self.size = grid, number, at, size
-        self.count = size[0] * size[1] * size[2]
+        (x, y, _), self.count = size, prod(size)
         everyone = np.arange(self.count)
-        x, y = size[0], size[1]
         self.coords = {
             "thread.x": everyone % x,
             "thread.y": everyone // x % y,
@@ -188,7 +188,9 @@ class _Block:
             elif isinstance(s, Loop):
                 self._loop(s, env, who)
             elif isinstance(s, Atomic):
-                atomically(self, s, self.grid.nest.buffer(s.buffer).dtype, env, who)
+                cells = atomically(self, s, self.grid.nest.buffer(s.buffer).dtype, env, who)
+                since = self.by_thread if self.count > 1 else None
+                self.grid.order.atomic(self.number, s, cells, since)
             elif isinstance(s, If):
                 taken = np.broadcast_to(Reader(self, "if", env, who)(s.condition), who.shape)
                 for body_, there in ((s.then, taken), (s.other, ~taken)):
@@ -220,13 +222,12 @@ class _Block:
 
     def _barrier(self, who: np.ndarray) -> None:
         self._all(who, "a barrier")
+        self.grid.order.barrier(self.number)
         for w in self.by_thread.values():
             w.clear()
 
     def _absent(self, who: np.ndarray) -> np.ndarray:
-        there = np.zeros(self.count, np.bool_)
-        there[who] = True
-        return np.flatnonzero(~there)
+        return np.setdiff1d(np.arange(self.count), who)
 
     def _come(self, s: Loop, who: np.ndarray, why: str) -> None:
         if (absent := self._absent(who)).size:
@@ -358,8 +359,7 @@ class _Block:
         """One value of every thread; those that differ only along the loops combined over have one
         result."""
         b = self.grid.nest.buffer(s.buffer)
-        if s.buffer not in self.memory:
-            raise RunError(f"{s.stage}: {s.buffer} is written where it is not allocated")
+        self._writable(s)
         ev = Reader(self, s.stage, env, who)
         v = as_dtype(np.broadcast_to(ev(s.value), who.shape), b.dtype)
         index = [np.broadcast_to(ev.dim(i), who.shape) for i in s.index]
@@ -371,8 +371,9 @@ class _Block:
                 key = key * self._width(axis) + self.coords[axis]
         f = _combine(str(s.function), b.dtype)
         flat = self.memory[s.buffer].reshape(-1)
+        order = np.argsort(who)  # the same always: equal values have equal bits
         for k in np.unique(key[who]):
-            mine = np.flatnonzero(key[who] == k)
+            mine = order[key[who[order]] == k]
             total = v[mine[0]]
             with np.errstate(all="ignore"):
                 for x in v[mine[1:]]:
@@ -529,10 +530,10 @@ class _Block:
         watch = self.by_thread.get(name)
         if watch is None or not cells.size:
             return
+        verb = "reads" if harmless is None else "writes"
         found = self.copies.over(name, cells)
         if found is not None:
             k, cell, other = found
-            verb = "reads" if harmless is None else "writes"
             self._busy(stage, what, int(who[k]), cell, other, verb)
         if harmless is None and self.goes_on:
             self.products.read(name, cells, who, what)
@@ -560,7 +561,6 @@ class _Block:
         else:
             clash = whole.write(cells, me, what, np.zeros(len(cells), np.bool_))
         if clash is not None:
-            verb = "reads" if harmless is None else "writes"
             other = f"writes {clash[2]}" if harmless is None else clash[2]
             raise RunError(
                 f"{stage}: {self._block()} {verb} {what}, of which another block {other} one cell"

@@ -166,8 +166,8 @@ def nested(s: Loop) -> list[Loop]:
     return chain
 
 
-def atomically(block: Block, s: Atomic, dtype: DType, env: Env, who: np.ndarray) -> None:
-    """One thread after the other; atomics on one cell do not race."""
+def atomically(block: Block, s: Atomic, dtype: DType, env: Env, who: np.ndarray) -> np.ndarray:
+    """One thread after the other; atomics on one cell do not race. The cells of all of them."""
     n = len(who)
     ev = Reader(block, s.stage, env, who)
     value = np.broadcast_to(as_dtype(ev(s.value), dtype), (n,))
@@ -195,3 +195,4 @@ def atomically(block: Block, s: Atomic, dtype: DType, env: Env, who: np.ndarray)
             what = f"{name}[{','.join(map(str, at))}]"
             block.touch(s.stage, name, what, into, who, np.zeros(n, np.bool_))
         block.memory[name].reshape(-1)[into] = old
+    return cells

@@ -15,7 +15,19 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, fn, load, loads, walk
 from tilewright.ir.types import f32
 from tilewright.ir.value_text import value_text
-from tilewright.kernel.nest import Alloc, If, Loop, Nest, Path, Stmt, Store, While, own_values
+from tilewright.kernel.nest import (
+    Alloc,
+    If,
+    Loop,
+    Nest,
+    Path,
+    Stmt,
+    Store,
+    While,
+    bodies,
+    own_values,
+    writes,
+)
 from tilewright.kernel.nest import walk as walk_nest
 
 Stores = Mapping[str, list[tuple[Store, Path]]]
@@ -24,16 +36,16 @@ Points = list[tuple[Value, Path]]
 
 def softmax_terms(n: Nest, launch: tuple[Stmt, ...]) -> frozenset[Value]:
     """The values exp(x - top) of a launch that are added up over all x that top is the largest of.
-    Without tiles, none where it has branches: a term may then be left out."""
+    Without tiles, none in a branch: a term may then be left out."""
     found = list(walk_nest(launch))
     if not _uses_exp(found):
         return frozenset()
-    if any(isinstance(s, (If, While)) for s, _ in found):
-        return frozenset(_Tiles(n, launch).terms())
+    branches = (x for s, _ in found if isinstance(s, (If, While)) for x in bodies(s))
+    branched = {x for body in branches for x in writes(body)}
     depths = {s.buffer: len(path) for s, path in found if isinstance(s, Alloc)}
     stores: dict[str, list[tuple[Store, Path]]] = {}
     for s, path in found:
-        if isinstance(s, Store) and s.buffer in depths:
+        if isinstance(s, Store) and s.buffer in depths and s.buffer not in branched:
             stores.setdefault(s.buffer, []).append((s, path))
     out: set[Value] = set()
     for name, those in stores.items():

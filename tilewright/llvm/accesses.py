@@ -26,21 +26,37 @@ class Accesses:
     def load(self, b: Buffer, p: str, w: int = 1, align: int = 0) -> str:
         """So many elements from an address on."""
         t, align = vector(memory_type(b.dtype), w), align or b.dtype.bytes
-        if b.scope == "in" and align < self.vector == w * b.dtype.bytes:
-            x = self._shifted(t, p, align)
+        if self.is_shifted(b, w, align):
+            x = self._anywhere(t, p, align)
         else:
             x = self.w.put(f"load {t}, ptr {p}, align {align}")
         return self.arith.widen(x, b.dtype, w)
 
-    def _shifted(self, t: str, p: str, align: int) -> str:
-        """A vector of 16 bytes at any address, out of the two that begin at multiples of 16 and
-        have all of it; where one has, they are the same one, so nothing else is touched."""
+    def is_shifted(self, b: Buffer, w: int, align: int) -> bool:
+        """Is it a vector that the machine reads at other addresses only?"""
+        return b.scope == "in" and align < self.vector == w * b.dtype.bytes
+
+    def _anywhere(self, t: str, p: str, align: int) -> str:
+        """A vector of 16 bytes at any address."""
         put, size = self.w.put, self.vector
         past = put(f"and i64 {put(f'ptrtoint ptr {p} to i64')}, {size - 1}")
         start = put(f"getelementptr i8, ptr {p}, i64 {put(f'sub i64 0, {past}')}")
         more = put(f"and i64 {put(f'add i64 {past}, {size - 1}')}, {size}")
+        far = put(f"getelementptr i8, ptr {start}, i64 {more}")
+        return self._shifted(t, start, far, past, align)
+
+    def part(self, b: Buffer, near: str, far: str, past: str, w: int, align: int) -> str:
+        """So many elements that begin some bytes past an address that is a multiple of 16, where
+        they end before or in those at another one."""
+        t = vector(memory_type(b.dtype), w)
+        return self.arith.widen(self._shifted(t, near, far, past, align), b.dtype, w)
+
+    def _shifted(self, t: str, near: str, far: str, past: str, align: int) -> str:
+        """A vector of 16 bytes out of the two that begin at multiples of 16 and have all of it;
+        where one has, they may be the same one, so that nothing else is touched."""
+        put, size = self.w.put, self.vector
         words: list[str] = []
-        for q in (start, put(f"getelementptr i8, ptr {start}, i64 {more}")):
+        for q in (near, far):
             x = put(f"load <4 x i32>, ptr {q}, align {size}")
             words += [put(f"extractelement <4 x i32> {x}, i64 {k}") for k in range(4)]
         past = put(f"trunc i64 {past} to i32")

@@ -75,6 +75,8 @@ INLINED = 1024
 SHARED = "tw_tasks"
 # Warps of a producer that gives up registers, which a group does together, and what it keeps.
 PRODUCERS, FEWEST = 4, 24
+# What is memory of all blocks, where it is allocated outside of them.
+GLOBAL = (*PRIVATE, "counter")
 # Nothing is prefetched: other threads run while one waits.
 TRAITS = Traits(
     short=True,
@@ -106,8 +108,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Kernels:
-    """A nest as code for a GPU. `scratch` is memory that launches pass on to each other, `dims` the
-    sizes that each kernel takes after its buffers. All addresses are multiples of `alignment`."""
+    """A nest as code for a GPU. `scratch` is memory between launches, and counters; `dims` sizes
+    that each kernel takes after its buffers. All addresses are multiples of `alignment`."""
 
     text: str
     launches: tuple[Launch, ...]
@@ -210,7 +212,7 @@ class _Module:
             b
             for b in self.n.buffers
             if b.name in used
-            and (b.scope in ("in", "out") or (b.scope in PRIVATE and b.name in outermost))
+            and (b.scope in ("in", "out") or (b.scope in GLOBAL and b.name in outermost))
         ]
         make = partial(_Thread, self, symbol)
         body = Body(self.n, self.arith, args, self.target, self.metadata, TRAITS, make)
@@ -236,6 +238,8 @@ class _Module:
         made = Launch(symbol, *size, shared, names, boxes, together, early, self.waits)
         if self.task and boxes:
             raise Unsupported(f"{symbol} takes tensor maps, which belong to a launch")
+        if self.task and any(b.scope == "counter" for b in args):
+            raise Unsupported(f"{symbol} counts its blocks, which end one by one")
         return lines, made
 
     def _head(self, symbol: str, parameters: list[str], more: str) -> str:

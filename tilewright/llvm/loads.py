@@ -19,6 +19,8 @@ from tilewright.llvm.masks import Masks
 from tilewright.llvm.scalars import memory_type, register_type, vector
 from tilewright.llvm.writer import Writer
 
+VECTOR = 16  # bytes
+
 
 class Loads:
     def __init__(
@@ -87,7 +89,10 @@ class Loads:
             first = const if lane > 0 else const + lane * (w - 1) * b.unit
             p = self.addresses.pointer(b, first, terms)
             if lane == 1:
-                return self.accesses.load(b, p, w, self.addresses.alignment(b, lin, w))
+                align = self.addresses.alignment(b, lin, w)
+                if self.accesses.is_shifted(b, w, align) and self.addresses.aligned(b) >= VECTOR:
+                    return self._shifted(b, lin, w, align)
+                return self.accesses.load(b, p, w, align)
             x = self.put(f"load <{span} x {t}>, ptr {p}, align {b.dtype.bytes}")
             pick = range(0, span, abs(lane)) if lane > 0 else range(span - 1, -1, -abs(lane))
             mask = ", ".join(f"i32 {k}" for k in pick)
@@ -99,6 +104,24 @@ class Loads:
             return self._gather(b, lin, w)
         xs = [self.c.with_lane(k, lambda: self.at(b, index, 1)) for k in range(w)]
         return self.w.build(xs, register_type(b.dtype))
+
+    def _shifted(self, b: Buffer, lin: Dim, w: int, align: int) -> str:
+        """A vector that begins anywhere, out of the two whole ones that have it. How far it begins
+        past the first one is often the same for many: those share what is computed of it."""
+        assert self.c.lane is not None
+        fixed = {s: k for s in D.symbols(lin) if isinstance(k := self.c.env.get(s), int)}
+        first = D.substitute(lin, {**fixed, self.c.lane[0]: 0})
+        past = D.mod(first, w)
+        near = self.addresses.at(b, first - past)
+        if D.known_le(first - past + 2 * w, b.size):
+            far = self.addresses.at(b, first - past + w)
+        else:
+            more = D.minimum(past, 1) * w  # nothing past the end of the memory
+            far = self.put(
+                f"getelementptr {memory_type(b.dtype)}, ptr {near}, i64 {self.indices.dim(more)}"
+            )
+        bytes_ = self.indices.dim(past * b.dtype.bytes)
+        return self.accesses.part(b, near, far, bytes_, w, align)
 
     def _guarded(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
         """A read only used where a condition holds: its address is clamped into the buffer."""

@@ -30,6 +30,7 @@ from tilewright.runtime.cuda.driver import CudaError
 from tilewright.runtime.cuda.image import KernelImage, Size, Steps, from_bytes
 from tilewright.runtime.cuda.image import Work as KernelWork
 from tilewright.runtime.cuda.machine import GivenCall, Machine, Recorded
+from tilewright.runtime.cuda.memory import zero
 from tilewright.runtime.cuda.plan import ALIGN, Kernels, Plan, Planned, Planner
 from tilewright.runtime.cuda.replay import Called, Launched, Replay, no_libraries
 from tilewright.runtime.cuda.stream import Event
@@ -234,6 +235,9 @@ def _sample(
     try:
         plan = _planned(image, machine, arguments)
         arena, owner = machine.lasting(plan.scratch)
+        counters, counted = machine.lasting(plan.counters)
+        zero(machine.device, counters, plan.counters, machine.stream())
+        plan = plan.counting(counters)
         calls = [_bound(plan, x, arena) for x in arguments.sets]
         libraries = machine.libraries
         room = libraries.room() if libraries is not None and image.calls else None
@@ -263,7 +267,7 @@ def _sample(
         made = Replay(machine.device, launches, record)
         made(stream)
         machine.device.synchronise()
-        return _Sample(made, count, (owner, room))
+        return _Sample(made, count, (owner, counted, room))
     except TilewrightError as problem:
         return problem
     except RuntimeError as problem:  # of a library

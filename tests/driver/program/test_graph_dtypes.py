@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tilewright import ops
-from tilewright.driver.looking.graph_run import judge
 from tilewright.driver.program.arrays import random_inputs, run_arrays
+from tilewright.driver.program.graph_run import judge
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph, input
 from tilewright.ir.types import FLOATS_OF_8_BITS, DType, TensorType, u16, u32, u64

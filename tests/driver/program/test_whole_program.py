@@ -24,10 +24,10 @@ from tests.driver.taken_core import slowdown
 from tests.seeds import crossed, drawn
 from tilewright import ops, targets
 from tilewright.base import knobs, machine
-from tilewright.driver.looking.graph_run import judge
 from tilewright.driver.program import code, programs
 from tilewright.driver.program import compile as compiling
 from tilewright.driver.program.arrays import random_inputs, run_arrays
+from tilewright.driver.program.graph_run import judge
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph, Node, input, item

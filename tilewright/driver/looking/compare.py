@@ -111,7 +111,9 @@ def _wide(x: Any) -> Any:
     return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
-def check(ours: Any, eager: Any, reference: Any) -> Error:
+def check(
+    ours: Any, eager: Any, reference: Any, factor: float = EAGER_FACTOR, ulps: int = ULPS
+) -> Error:
     """The worst of all results."""
     found = [pytree.tree_leaves(x) for x in (ours, eager, reference)]
     if len({len(x) for x in found}) != 1:
@@ -119,7 +121,7 @@ def check(ours: Any, eager: Any, reference: Any) -> Error:
     worst = Error(0.0, 0.0, 0.0)
     for x, y, z in zip(*found, strict=True):
         if isinstance(y, torch.Tensor):
-            e = _tensor_error(x, y, z)
+            e = _tensor_error(x, y, z, factor, ulps)
             if not e.right:
                 return e
             worst = max(worst, e, key=lambda e: e.ours)
@@ -128,7 +130,9 @@ def check(ours: Any, eager: Any, reference: Any) -> Error:
     return worst
 
 
-def _tensor_error(ours: Any, eager: torch.Tensor, reference: torch.Tensor) -> Error:
+def _tensor_error(
+    ours: Any, eager: torch.Tensor, reference: torch.Tensor, factor: float, ulps: int
+) -> Error:
     same = isinstance(ours, torch.Tensor) and (ours.shape, ours.dtype) == (eager.shape, eager.dtype)
     if not same:
         return Error(math.inf, 0, 0, f"{_kind(ours)} where eager gives {_kind(eager)}")
@@ -143,7 +147,7 @@ def _tensor_error(ours: Any, eager: torch.Tensor, reference: torch.Tensor) -> Er
     if z.numel() == 0:
         return Error(0.0, 0.0, 0.0)
     error, own = float((x - z).abs().max()), float((y - z).abs().max())
-    allowed = EAGER_FACTOR * own + ULPS * _ulp(float(z.abs().max()), eager.dtype)
+    allowed = factor * own + ulps * _ulp(float(z.abs().max()), eager.dtype)
     problem = None if error <= allowed else f"error {error:.3g} where {allowed:.3g} is allowed"
     return Error(error, own, allowed, problem)
 

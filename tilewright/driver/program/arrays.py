@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
 from tilewright.ir.node import Graph
 from tilewright.ir.types import TensorType, as_dtype, from_memory, to_memory
 from tilewright.runtime.program import Program
@@ -28,12 +29,17 @@ def random_array(t: TensorType, rng: np.random.Generator) -> np.ndarray:
     return as_dtype(rng.integers(0, 2 if t.dtype.is_bool else 10, shape), t.dtype)
 
 
-def run_arrays(program: Program, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """A program of static shapes on numpy arrays (what numpy lacks as rounded float32)."""
+def run_arrays(
+    program: Program, arrays: Sequence[np.ndarray], sizes: Mapping[str, int] | None = None
+) -> list[np.ndarray]:
+    """A program on numpy arrays (what numpy lacks as rounded float32). `sizes` are those of its
+    symbolic dims."""
+    known = sizes or {}
     inputs = [to_memory(a, t.dtype) for a, t in zip(arrays, program.inputs, strict=True)]
     outputs = []
     for t in program.outputs:
-        shape = tuple(int(d) for d in t.shape if isinstance(d, int))
+        shape = tuple(int(D.evaluate(d, known)) for d in t.shape)
         outputs.append(np.empty(shape, t.dtype.memory))
-    program.run([a.ctypes.data for a in inputs], [o.ctypes.data for o in outputs])
+    dims = [known[name] for name in program.dims]
+    program.run([a.ctypes.data for a in inputs], [o.ctypes.data for o in outputs], dims)
     return [from_memory(o, t.dtype) for o, t in zip(outputs, program.outputs, strict=True)]

@@ -99,7 +99,7 @@ def prepare(
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """What every call runs, and what runs once for given weights, if anything does."""
 
     main: Graph
@@ -115,22 +115,29 @@ def split(
     stages: Stages | None = None,
     schedules: Schedules | None = None,
     runs: list[PassRun] | None = None,
-) -> _Parts:
+) -> Parts:
     """The graph after all passes, in its parts."""
     stages = stages or Stages()
     schedules = schedules or Schedules.of(options)
     ready = prepare(graph, options, target, log, stages, runs)
+    return parts_of(graph, ready, target, log, stages, schedules)
+
+
+def parts_of(
+    graph: Graph, ready: Graph, target: Target, log: Log, stages: Stages, schedules: Schedules
+) -> Parts:
+    """The parts of a graph that is ready after all passes."""
     fold = any(_is_weight(n) for n in ready.inputs)
     ready = schedules.with_layouts(ready, fold, target, log)
     if not fold:
-        return _Parts(ready)
+        return Parts(ready)
     # A view of a weight is read in place by a GPU: a copy would double the model's memory.
     prologue, ready = split_weights(ready, views=target.grid is None)
     if not prologue.outputs:
-        return _Parts(ready)
+        return Parts(ready)
     ready = stages.graph("main", ready)
     position = {n: k for k, n in enumerate(graph.inputs)}
-    return _Parts(ready, prologue, tuple(position[n] for n in prologue.inputs))
+    return Parts(ready, prologue, tuple(position[n] for n in prologue.inputs))
 
 
 def compiled(

@@ -61,7 +61,7 @@ GPU = Pipeline(
     (
         Simplify(),
         BatchNormFold(),
-        GridKeyBlocks(),
+        GridKeyBlocks(atomic=True),
         OnePassNorms(),
         Decompose(),
         EmptyValues(),

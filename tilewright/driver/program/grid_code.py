@@ -70,7 +70,7 @@ class Grids:
         legal = stages.legal(without_library(nest), self.target)
         made = emit_kernels(legal, self.target, waits=self.overlap)
         names = tuple(b.name for b in (*group.inputs, *group.outputs))
-        scratch = tuple(Scratch(b.name, _bytes(b)) for b in made.scratch)
+        scratch = tuple(Scratch(b.name, _bytes(b), b.scope == "counter") for b in made.scratch)
         parts = None
         if self.one_kernel:
             parts = _task_parts(legal, self.target)

@@ -94,6 +94,8 @@ class _Plan:
         default_factory=list
     )
     results: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    counted: int = 0  # bytes of counters, which are zero before and after every launch
+    counters: dict[int, Any] = field(default_factory=dict)  # by stream
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """The number of a value that a call allocates."""
@@ -103,7 +105,12 @@ class _Plan:
     def add(self, code: Loaded, of: dict[str, int], sizes: dict[str, int]) -> None:
         """The launches of a kernel whose buffers have these numbers."""
         for b in code.kernels.scratch:
-            of[b.name] = self.room((scratch_bytes(b, sizes),), torch.uint8)
+            size = scratch_bytes(b, sizes)
+            if b.scope == "counter":
+                self.counted += size
+                of[b.name] = -self.counted  # so far before the end of all counters
+            else:
+                of[b.name] = self.room((size,), torch.uint8)
         for p in code.planned(sizes):
             arguments = tuple(of[a] for a in p.arguments)
             self.launches.append((p.launch, arguments, p.dims, p.blocks))
@@ -115,8 +122,21 @@ class _Plan:
     def launch(self, addresses: list[int], on: Device) -> None:
         on.use()
         stream = current_stream(on.number)
+        end = self._counters(stream, on) if self.counted else 0
         for launch, arguments, dims, blocks in self.launches:
-            launch.again([*[addresses[k] for k in arguments], *dims], blocks, stream)
+            given = [addresses[k] if k >= 0 else end + k for k in arguments]
+            launch.again([*given, *dims], blocks, stream)
+
+    def _counters(self, stream: int, on: Device) -> int:
+        """Where the counters of calls on a stream end, which run one after the other. While the
+        stream is recorded, they belong to what is recorded."""
+        capturing = torch.cuda.is_current_stream_capturing()
+        made = None if capturing else self.counters.get(stream)
+        if made is None:
+            made = torch.zeros(self.counted, dtype=torch.uint8, device=place(on))
+            if not capturing:
+                self.counters[stream] = made
+        return made.data_ptr() + self.counted
 
 
 def _fit(tensors: Sequence[Any], dtypes: Sequence[torch.dtype], on: torch.device) -> bool:

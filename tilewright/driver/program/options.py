@@ -38,6 +38,7 @@ class Options:
     # 16-bit results are rounded between operators, as eager's are; False: a kernel computes in
     # float32 and rounds what it stores
     round_between: bool = True
+    validate: bool = False  # every stage is judged against the one before it; a wrong one raises
     profile: bool = False  # the program's details.marks then show where time goes
     dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
     resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says

@@ -50,7 +50,7 @@ def key_of(graph: Graph, options: Options, target: Target) -> str | None:
     by_passes = "default" if options.passes is None else _passes_key(options.passes)
     if by_passes is None:
         return None
-    apart = ("target", "passes", "dump", "resume", "schedules", "tune_seconds")
+    apart = ("target", "passes", "dump", "resume", "schedules", "tune_seconds", "validate")
     values = [
         f"{f.name}={getattr(options, f.name)}" for f in fields(options) if f.name not in apart
     ]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # loaded where there is a GPU
 
 _PIPELINE = "tilewright.driver.program.compile"
 _SEARCHED = "tilewright.driver.program.searched"
+_VALIDATION = "tilewright.driver.program.validation"
 _CUDA = "tilewright.runtime.cuda.program"
 
 
@@ -65,6 +66,9 @@ def compile_graph(
         made: Program = compiled(graph, options, target, log, key, machine, others)
         phases |= made.details.phases
         program = made
+    if options.validate:
+        with phases("validation"):
+            import_module(_VALIDATION).check(graph, options, target, program, log)
     program.details.graph, program.details.phases = graph, phases
     log.add(
         "compile",

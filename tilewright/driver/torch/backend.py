@@ -225,6 +225,7 @@ class Session:
             optimize=given.optimize,
             precision=given.precision,
             round_between=given.round_between,
+            validate=given.validate,
             schedules=given.schedules,
             choose=given.choose,
             tune_seconds=given.tune_seconds,

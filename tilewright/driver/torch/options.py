@@ -46,6 +46,9 @@ class TorchOptions:
     # 16-bit results are rounded between operators, as eager's are; False: a kernel computes in
     # float32 and rounds what it stores
     round_between: bool = True
+    # Every stage of the compile (passes, schedules, code) is judged against the one before it, by
+    # proof or on random inputs; one that is wrong raises and is named. It takes seconds to minutes
+    validate: bool = False
     # tw.compile of a module: weights live packed only, and give their own memory back
     own_weights: bool = False
     # How schedules are chosen: "default" (by rules), "early" (the same, but what can begins before

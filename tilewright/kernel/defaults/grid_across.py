@@ -41,7 +41,6 @@ from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.kernel.steps.wait_once import WaitOnce
 
 ADDITION = "nvptx.add.f32"  # of a warp's registers to memory, by the copy engine
-BY_ENGINE: bool = True  # False: by atomic additions of the threads
 
 
 @dataclass(frozen=True)
@@ -111,14 +110,8 @@ class Across:
         s.do(Reorder((c, i)))
         turn, (z, y) = chain._row(c)
         blocks, x, pair = chain._column(i)
-        if BY_ENGINE:
-            s.do(Reorder((z, blocks, turn, y, x, pair)))
-            s.do(Bind(z, "thread.z"))
-            return
-        s.do(Reorder((blocks, z, y, x, turn, pair)))
-        s.do(Fuse(turn, pair, f"{self.stage}.l"))
-        chain._bind((blocks,), (z, y, x), f"{self.stage}.l")
-        s.do(Vectorize(f"{self.stage}.l"))
+        s.do(Reorder((z, blocks, turn, y, x, pair)))
+        s.do(Bind(z, "thread.z"))
 
     def _lay_out(self) -> None:
         """Sums in memory as a warp has them in registers: four of a thread one after the other,
@@ -182,9 +175,8 @@ class Across:
         s.do(Reorder((f"{k}.0", *rows, i, f"{k}.1")))
         s.do(Unroll(f"{k}.0"))
         self._in_registers()
-        if BY_ENGINE:
-            (_, _), (_, update) = chain._stores(self.stage)
-            s.do(Tensorize(update[-5].name, ADDITION))
+        (_, _), (_, update) = chain._stores(self.stage)
+        s.do(Tensorize(update[-5].name, ADDITION))
         s.do(Tensorize(rows[0], instruction))
         s.do(WaitOnce(f"{k}.0"))
 

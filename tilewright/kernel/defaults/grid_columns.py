@@ -1,13 +1,15 @@
 """Long sums of a GPU over everything but neighbouring results: of the columns of a matrix, such as
 gradients of biases and statistics of channels.
 
-A first launch sums up pieces: a block has a piece of all rows and some columns, which its threads
-read in whole vectors; those that have the same columns then combine what they have. A second launch
-adds up the pieces and does what follows to the results.
+A block sums up a piece of all rows and some columns, which its threads read in whole vectors; those
+that have the same columns then combine what they have. The last block of those columns adds up the
+pieces and does what follows to the results, or a second launch where that is faster: its blocks
+have fewer columns each.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from tilewright.base.errors import Refused
@@ -15,6 +17,7 @@ from tilewright.ir import dim as D
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.grid_lanes import vector_lanes
 from tilewright.kernel.defaults.grid_products import same_places
+from tilewright.kernel.defaults.grid_totals import pays
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.group import Stage
@@ -24,6 +27,7 @@ from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.finish_last import FinishLast
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
@@ -37,6 +41,7 @@ THREADS = 256  # of a block
 BESIDE = (8, 7, 6, 5, 4)
 BLOCKS = 2  # of a multiprocessor: as many pieces, with those of columns
 SHORTEST = 256  # rows: fewer are summed up by one thread
+LINE = 64  # neighbouring columns of a block, at least, where it has fewer than it could
 
 
 def schedule_columns(s: Scheduler) -> bool:
@@ -62,8 +67,14 @@ def schedule_columns(s: Scheduler) -> bool:
         if x in outs:
             s.do(CacheWrite(x.name, into))
         own.append(into)
-    _pieces(s, own, {x: _fused(s, x) for x in own}, columns, rows)
-    _results(s, own, [x.name for x in outs], columns)
+    loops = {x: _fused(s, x) for x in own}
+    tile, last = _tile(s, own, loops, columns, rows)
+    _pieces(s, own, loops, tile)
+    assert s.target.grid is not None
+    ends = (tile.across, tile.lanes) if last else (_power(columns, s.target.grid.warp), 1)
+    _results(s, own, [x.name for x in outs], *ends)
+    if last:
+        s.do(FinishLast(s.path(f"{own[0]}_p")[0].name, f"{own[0]}_n"))
     s.do(Synchronise())
     return True
 
@@ -74,7 +85,7 @@ def _is_plain(x: Stage) -> bool:
 
 def _sizes(s: Scheduler, stage: str) -> tuple[int, int] | None:
     """Columns and rows of a sum; None where neighbouring results do not read neighbours, or where
-    it is not worth two launches."""
+    it is not worth pieces."""
     data, reduced = s.axes(stage)
     own = [p for p in data if p.extent != 1]
     known = [p.extent for p in (*own, *reduced) if isinstance(p.extent, int)]
@@ -99,25 +110,54 @@ def _fused(s: Scheduler, stage: str) -> tuple[str, str]:
     return made[0], made[1]
 
 
-def _pieces(
+@dataclass(frozen=True)
+class _Tile:
+    """What a block has: threads along columns, lanes of each, rows of a piece; and how many blocks
+    there are along columns and rows."""
+
+    across: int
+    lanes: int
+    piece: int
+    blocks: int
+    pieces: int
+
+
+def _tile(
     s: Scheduler, sums: list[str], loops: dict[str, tuple[str, str]], columns: int, rows: int
-) -> None:
-    """Sums of pieces of the rows, in a launch of their own."""
+) -> tuple[_Tile, bool]:
+    """The tiles of blocks, and whether the last of those with the same columns adds up the pieces.
+    It has to read fewer of them where blocks have fewer columns, but still whole lines."""
     assert s.target.grid is not None
     lanes = min(vector_lanes(s, [x], s.loops(loops[x][0])[0].var) for x in sums)
     while columns % lanes:
         lanes //= 2
-    across = _power(columns // lanes, s.target.grid.warp)
+    most = _power(columns // lanes, s.target.grid.warp)
+    found = [_tiled(s, a, lanes, columns, rows) for a in (most, most // 2) if a * lanes >= LINE]
+    found = found or [_tiled(s, most, lanes, columns, rows)]
+    if rows <= found[0].piece:
+        raise Refused(f"{sums[0]} has too few rows for several blocks")
+    item = sum(s.nest.buffer(x).dtype.bytes for x in sums)
+    for tile in found if not s.choices.early else ():
+        if rows > tile.piece and pays(tile.pieces * columns * item, tile.blocks):
+            return tile, True
+    return found[0], False
+
+
+def _tiled(s: Scheduler, across: int, lanes: int, columns: int, rows: int) -> _Tile:
+    assert s.target.grid is not None
     deep, blocks = THREADS // across, columns // lanes // across
     piece = deep * _turns(rows, deep, BLOCKS * s.target.grid.multiprocessors // blocks)
-    if rows <= piece:
-        raise Refused(f"{sums[0]} has too few rows for several blocks")
+    return _Tile(across, lanes, piece, blocks, -(-rows // piece))
+
+
+def _pieces(s: Scheduler, sums: list[str], loops: dict[str, tuple[str, str]], tile: _Tile) -> None:
+    """Sums of pieces of the rows."""
     for x in sums:
-        s.do(Split(loops[x][1], piece))
+        s.do(Split(loops[x][1], tile.piece))
         s.do(RFactor(x, (f"{loops[x][1]}.0",), f"{x}_p"))
         s.do(Relayout(f"{x}_p", "n, p -> p, n"))
         s.do(CacheWrite(f"{x}_p", f"{x}_o"))
-    _hosted(s, {f"{x}_p": [f"{x}_o"] for x in sums}, across, lanes)
+    _hosted(s, {f"{x}_p": [f"{x}_o"] for x in sums}, tile.across, tile.lanes)
 
 
 def _turns(rows: int, deep: int, pieces: int) -> int:
@@ -207,9 +247,8 @@ def _together(s: Scheduler, turns: str) -> None:
         s.do(Unroll(turns, not isinstance(s.loops(turns)[0].extent, int)))
 
 
-def _results(s: Scheduler, sums: list[str], outs: list[str], columns: int) -> None:
-    """Sums of the pieces, and what follows, in a launch of their own."""
-    assert s.target.grid is not None
+def _results(s: Scheduler, sums: list[str], outs: list[str], across: int, lanes: int) -> None:
+    """Sums of the pieces, and what follows, by blocks of their own."""
     for x in outs:
         path = s.path(x)
         flat = path[0].name
@@ -219,4 +258,4 @@ def _results(s: Scheduler, sums: list[str], outs: list[str], columns: int) -> No
     (at,) = (p.name for p in s.path(outs[0]))
     for x in outs[1:]:
         s.do(ComputeWith(x, at))
-    _hosted(s, {outs[0]: sums}, _power(columns, s.target.grid.warp), 1)
+    _hosted(s, {outs[0]: sums}, across, lanes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import gcd
 
+from tilewright.kernel.defaults.grid_totals import BANDWIDTH, LAUNCH
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.group import Stage
 from tilewright.kernel.steps.bind import Bind
@@ -22,8 +23,6 @@ from tilewright.kernel.steps.vectorize import Vectorize
 
 ADDING = 256  # threads of a block that adds up parts
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # into which a sum is taken apart
-LAUNCH = 5000  # cycles of another launch
-BANDWIDTH = 2400  # bytes of memory in a cycle
 
 
 def added_up(parts: int, results: int) -> float:

@@ -39,9 +39,6 @@ from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
 
-# Do blocks of columns that begin at the diagonal of a causal mask end there instead?
-MASKS_LAST: bool = False
-
 
 @dataclass(frozen=True)
 class Products:
@@ -137,7 +134,7 @@ class _Products(_Chain):
             s.do(SetScope(x, "shared"))
         s.attempt(Trim(part))
         longer = D.coefficient(s.loops(part)[0].extent, s.loops(tiles)[0].var)
-        if MASKS_LAST and isinstance(longer, int) and longer < 0:
+        if isinstance(longer, int) and longer < 0:
             s.do(Backwards(part))  # its first blocks have masks, and Unmask takes the last ones
         self._blocks(outer, tiles)
         for _, _, results in placed:

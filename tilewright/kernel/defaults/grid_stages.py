@@ -5,11 +5,11 @@ from __future__ import annotations
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.kernel.defaults.grid_sums import schedule_sum
+from tilewright.kernel.defaults.grid_totals import finish_last
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.nest import Loop, Store, seek
 from tilewright.kernel.steps.add_atomically import AddAtomically
-from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.reorder import Reorder
@@ -30,7 +30,7 @@ def stage_by_stage(s: Scheduler) -> None:
             moving = set().union(*(D.symbols(i) for i in store.index)) if store.index else set()
             data = [p.name for p in path if p.var in moving]
             plain(s, data, f"{stage.name}.{k}", [p.name for p in path])
-    s.attempt(Synchronise())
+    finish_last(s)
 
 
 def _scattered(s: Scheduler, stage: str) -> bool:

@@ -31,6 +31,7 @@ from tilewright.kernel.defaults.grid_row_blocks import (
 )
 from tilewright.kernel.defaults.grid_stages import THREADS, flat, plain, stage_by_stage
 from tilewright.kernel.defaults.grid_streams import schedule_streams
+from tilewright.kernel.defaults.grid_totals import before_totals, schedule_ends
 from tilewright.kernel.defaults.grid_windows import schedule_windows
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.maps import collapse, fuse_outer
@@ -95,6 +96,24 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
     s = Scheduler(group, target, choices)
     stage_by_stage(s)
     return tuple(s.trace), s.nest
+
+
+def _with_totals(s: Scheduler) -> bool:
+    """Whatever else a kernel does, and reductions of all its results by the last of its blocks."""
+    start = s.nest
+    for again in (True, False):
+        head = before_totals(s.group, again)
+        if head is None:
+            return False
+        s.nest, s.trace[:] = start, []
+        try:
+            for step in grid_schedule(head, s.target, s.choices)[0]:
+                s.do(step)
+            schedule_ends(s, head)
+            return True
+        except Refused:
+            continue
+    return False
 
 
 def _with_library(group: Group, target: Target) -> tuple[Trace, Nest]:
@@ -542,6 +561,7 @@ def _rows_of_a_warp(s: Scheduler, rows: D.Dim) -> int:
 _TILED = (schedule_chain, schedule_products, schedule_convolution, schedule_product)
 # Tried in turn; what none of them takes is scheduled stage by stage.
 _SHAPES = (
+    _with_totals,
     schedule_chain,
     schedule_products,
     schedule_streams,

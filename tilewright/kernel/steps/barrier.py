@@ -124,6 +124,8 @@ class _Scan:
         self.alone: dict[tuple[int, ...], tuple[tuple[Stmt, ...], list[Access]]] = {}
         self.plain: dict[int, frozenset[str] | None] = {}  # what a loop uses that only computes
         self.common = {b.name for b in n.buffers if b.scope != "in" and b.name not in self.private}
+        shared = {b.name for b in n.buffers if b.scope == "shared"}
+        self.everyones = {x for x in self.common if x not in shared}  # memory of all blocks
 
     def body(
         self, stmts: tuple[Stmt, ...], path: Path, pending: list[Access]
@@ -316,14 +318,17 @@ class _Scan:
         return memory and first.pointer and second.pointer
 
     def _ordered(self, a: Access, b: Access) -> bool:
-        """Does an atomic operation order what all threads do to arguments? What was written before
-        one that releases is seen by one that acquires, and nothing after one that acquires is done
-        before it."""
+        """Does an atomic operation order what all threads do to memory of all blocks? What was
+        written before one that releases is seen by one that acquires, and nothing after one that
+        acquires is done before it."""
         if not (a.order or b.order) or (a.order and b.order):
             return False
         if b.order in ("release", "acq_rel") and a.writes:
-            return self.n.buffer(a.buffer).pointer
-        return a.order in ("acquire", "acq_rel") and self.n.buffer(b.buffer).pointer
+            return self._of_all(a.buffer)
+        return a.order in ("acquire", "acq_rel") and self._of_all(b.buffer)
+
+    def _of_all(self, buffer: str) -> bool:
+        return buffer in self.everyones or self.n.buffer(buffer).pointer
 
     def _refuse_replicas(self, s: Stmt, here: list[Access]) -> None:
         """What runs in every thread along an axis may write a cell once, not update it."""

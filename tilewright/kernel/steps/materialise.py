@@ -6,7 +6,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.expr import Const, Fn, Index, Value, load, loads, replaced, rewrite, walk
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.guards import conditions, copied
+from tilewright.kernel.guards import conditions, copied, surely_inside
 from tilewright.kernel.nest import Alloc, Nest, Path, Stmt, Store, transform, wrap
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.step import Step
@@ -79,7 +79,7 @@ class Materialise(Step):
             shape = n.buffer(name).shape
             own = conditions(part) if copied(part) is x else []
             inside = always or all(
-                D.nonneg(i) and (D.known_lt(i, d) or any(_below(c, i, d) for c in own))
+                surely_inside(i, d) or (D.nonneg(i) and any(_below(c, i, d) for c in own))
                 for i, d in zip(x.index, shape, strict=True)
             )
             self.need(inside, f"{x!r} is inside {name} only under a condition")

@@ -83,6 +83,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyHtoDAsync_v2": (_P, _P, _S, _P),
     "cuMemcpyDtoDAsync_v2": (_P, _P, _S, _P),
     "cuMemsetD8_v2": (_P, ctypes.c_ubyte, _S),
+    "cuMemsetD8Async": (_P, ctypes.c_ubyte, _S, _P),
     "cuMemHostAlloc": (_P, _S, _U),
     "cuMemFreeHost": (_P,),
     "cuFuncGetAttribute": (_P, _I, _P),

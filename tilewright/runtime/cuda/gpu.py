@@ -13,7 +13,7 @@ from tilewright.kernel.nest import Nest
 from tilewright.llvm.grid import emit_kernels, scratch_bytes
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.kernels import Loaded
-from tilewright.runtime.cuda.memory import Memory
+from tilewright.runtime.cuda.memory import Memory, zero
 from tilewright.runtime.cuda.stream import Stream
 from tilewright.runtime.device import DeviceMemory, require_fits
 
@@ -52,6 +52,9 @@ class GpuKernel:
         numbers = {s.name: sizes[s.name] for s in self.nest.dims}
         held = [Memory(self.device, scratch_bytes(b, numbers)) for b in code.kernels.scratch]
         known |= {b.name: m.address for b, m in zip(code.kernels.scratch, held, strict=True)}
+        for b, m in zip(code.kernels.scratch, held, strict=True):
+            if b.scope == "counter":
+                zero(self.device, m.address, m.size, stream)
         planned = code.planned(numbers)
         launches = [(p, [*(known[a] for a in p.arguments), *p.dims]) for p in planned]
 

@@ -19,10 +19,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory that the launches of one kernel pass on to each other; bytes."""
+    """Memory that the launches of one kernel pass on to each other; bytes. Counters are zero before
+    and after every launch."""
 
     name: str
     size: Dim
+    counter: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tilewright.llvm.bulk_copies import Box
 from tilewright.llvm.grid import Kernels, Launch, blocks_of, scratch_bytes
 from tilewright.llvm.objects import cached_ptx
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.memory import TensorMap
+from tilewright.runtime.cuda.memory import TensorMap, zero
 from tilewright.runtime.cuda.module import Facts, Function, Launcher, MapOf, Module
 
 # Gives memory of so many bytes: its address, and what keeps it.
@@ -77,8 +77,12 @@ class Loaded:
         for b in self.kernels.scratch:
             if allocate is None:
                 raise Invalid(f"{b.name} lies between launches and needs memory")
-            known[b.name], kept = allocate(scratch_bytes(b, numbers))
+            size = scratch_bytes(b, numbers)
+            known[b.name], kept = allocate(size)
             held.append(kept)
+            if b.scope == "counter":
+                self.device.use()
+                zero(self.device, known[b.name], size, stream)
         for p in self.planned(numbers):
             p.launch([*(known[a] for a in p.arguments), *p.dims], p.blocks, stream)
         return held

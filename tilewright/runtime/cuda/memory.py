@@ -48,6 +48,12 @@ class Memory:
         return out
 
 
+def zero(device: Device, address: int, size: int, stream: int) -> None:
+    """Some bytes of a GPU are zero for what follows on a stream."""
+    if size:
+        device.driver.call("cuMemsetD8Async", address, 0, size, stream)
+
+
 class HostWords:
     """64-bit integers in memory of this process that a GPU can write; zero at first. Both know them
     by the same address."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,7 @@ from tilewright.runtime.cuda.module import Facts, Launcher, Module
 
 ALIGN = 256  # of a kernel's scratch memory
 FIXED = -1  # a value that depends on no address
+COUNTERS = -2  # one that depends on where counters are (`Plan.counting`)
 LOADERS = 8  # threads in which the driver compiles PTX
 
 
@@ -47,8 +48,7 @@ class Planned:
 
     def values(self, addresses: Sequence[int]) -> list[int]:
         return [
-            b if s == FIXED else b + addresses[s]
-            for b, s in zip(self.base, self.source, strict=True)
+            b if s < 0 else b + addresses[s] for b, s in zip(self.base, self.source, strict=True)
         ]
 
 
@@ -77,10 +77,17 @@ class PlannedBranch:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a program does, and the bytes that launches of its kernels pass on to each other."""
+    """What a program does, the bytes that launches of its kernels pass on to each other, and those
+    of counters, which are zero before and after every launch. No two launches of a plan have the
+    same counters, so that they may run at the same time; two runs of a plan must not."""
 
     actions: tuple[Planned | PlannedCall | PlannedBranch, ...]
     scratch: int
+    counters: int = 0
+
+    def counting(self, address: int) -> Plan:
+        """The same with its counters at an address."""
+        return replace(self, actions=tuple(_counting(a, address) for a in self.actions))
 
     @cached_property
     def straight(self) -> tuple[Planned | PlannedCall, ...] | None:
@@ -159,21 +166,24 @@ class Planner:
             return 0, at if slot.kind == "in" else inputs + at
 
         actions: list[Planned | PlannedCall | PlannedBranch] = []
-        scratch = 0
+        scratch = counters = 0
         for a in entry.actions:
             if isinstance(a, Work):
-                made, size = self._work(a, where, last)
+                made, size, counters = self._work(a, where, last, counters)
                 actions += made
                 scratch = max(scratch, size)
                 continue
             branch = self._branch(a, where, last)
             actions.append(branch)
             scratch = max(scratch, branch.then.scratch, branch.other.scratch)
-        return Plan(tuple(actions), scratch)
+            # What follows begins when a branch has ended, so that it may count in the same place.
+            counters = max(counters, branch.then.counters, branch.other.counters)
+        return Plan(tuple(actions), scratch, counters)
 
     def _work(
-        self, w: Work, where: Callable[[Slot], tuple[int, int]], last: int
-    ) -> tuple[list[Planned | PlannedCall], int]:
+        self, w: Work, where: Callable[[Slot], tuple[int, int]], last: int, counters: int
+    ) -> tuple[list[Planned | PlannedCall], int, int]:
+        """(the launches, bytes that they pass on, bytes of counters so far)"""
         image = self.kernels.images[w.symbol]
         if len(image.arguments) != len(w.args):
             raise Invalid(f"{w.symbol} takes {len(image.arguments)} tensors, not {len(w.args)}")
@@ -183,8 +193,12 @@ class Planner:
         room = 0
         taken: dict[str, int] = {}
         for s in image.scratch:
-            places[s.name] = self.arena + room, last
             taken[s.name] = int(D.evaluate(s.size, sizes))
+            if s.counter:
+                places[s.name] = counters, COUNTERS
+                counters += taken[s.name]
+                continue
+            places[s.name] = self.arena + room, last
             room += _rounded(taken[s.name])
         known = len(w.room) == len(w.args)
         if known:
@@ -213,7 +227,7 @@ class Planner:
                     x.waits,
                 )
             )
-        return made, room
+        return made, room, counters
 
     def _branch(
         self, b: Branch, where: Callable[[Slot], tuple[int, int]], last: int
@@ -242,10 +256,23 @@ def _call(
     return PlannedCall(given, base, tuple(s for _, s in found))
 
 
+def _counting(
+    a: Planned | PlannedCall | PlannedBranch, address: int
+) -> Planned | PlannedCall | PlannedBranch:
+    if isinstance(a, PlannedBranch):
+        return replace(a, then=a.then.counting(address), other=a.other.counting(address))
+    if COUNTERS not in a.source:
+        return a
+    base = tuple(b + address if s == COUNTERS else b for b, s in zip(a.base, a.source, strict=True))
+    return replace(a, base=base, source=tuple(FIXED if s == COUNTERS else s for s in a.source))
+
+
 def _use(base: int, source: int, size: int, writes: bool, last: int) -> Use:
-    """Memory of a call: the arena, or what is at an address of its own."""
+    """Memory of a call: the arena, counters, or what is at an address of its own."""
     if source == last:
         return Use(ARENA, base, size, writes)
+    if source == COUNTERS:
+        return Use(f"counters{base}", 0, size, writes)
     return Use(f"address{source}", 0, size, writes)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from itertools import compress
 from operator import ne, or_
@@ -29,7 +29,7 @@ from tilewright.runtime.cuda import write_back
 from tilewright.runtime.cuda.branches import waits_of
 from tilewright.runtime.cuda.image import EntryImage, KernelImage, from_bytes
 from tilewright.runtime.cuda.machine import Machine
-from tilewright.runtime.cuda.memory import HostWords, Memory
+from tilewright.runtime.cuda.memory import HostWords, Memory, zero
 from tilewright.runtime.cuda.module import Launcher, Module
 from tilewright.runtime.cuda.plan import (
     ALIGN,
@@ -111,6 +111,7 @@ class _Shape:
     plan: Plan
     cells: int  # where in the arena checks leave what they find
     new: int = 0  # and where new values of arguments are
+    counters: object = None  # what owns the counters of its launches
     calls: int = 0
     graphs: list[_Graph] = field(default_factory=list)  # the one that was used last is the first
     # By the number of an address: which launches use it, and where.
@@ -419,17 +420,22 @@ class CudaProgram(Program):
             function = _write_back(self.machine, self._new).function(write_back.NAME)
             launcher = Launcher(function, (write_back.THREADS, 1, 1), len(base))
             changes = Planned(launcher, self._new.blocks, base, source)
-            plan = Plan((*plan.actions, changes), plan.scratch)
+            plan = replace(plan, actions=(*plan.actions, changes))
         if self._reports is not None and self._found_words is not None:
             base = (cells, self._found_words.address, self._watched)
             source = (last, FIXED, FIXED)
             report = Planned(self._reports, (1, 1, 1), base, source)
-            plan = Plan((*plan.actions, report), plan.scratch)
+            plan = replace(plan, actions=(*plan.actions, report))
         if size > room.size:
             room.shapes.clear()  # graphs have the address of the arena that was
             room.arena, room.owner = self.machine.allocate(size) if size else (0, None)
             room.size = size
-        made = room.shapes[dims] = _Shape(plan, cells, new)
+        counters = None
+        if plan.counters:
+            address, counters = self.machine.allocate(plan.counters)
+            zero(self.machine.device, address, plan.counters, self.machine.stream())
+            plan = plan.counting(address)
+        made = room.shapes[dims] = _Shape(plan, cells, new, counters)
         while len(room.shapes) > GRAPHS:
             room.shapes.popitem(last=False)
         return made

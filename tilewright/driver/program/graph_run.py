@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from tilewright.ir.in_double import in_double
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.narrow import FORMATS
-from tilewright.ir.node import Graph, Literal, Node, node
-from tilewright.ir.types import DType, TensorType, f64
+from tilewright.ir.node import Graph
+from tilewright.ir.types import TensorType
 
 DIGITS = {"f64": 52, "f32": 23, **{name: f.fraction for name, f in FORMATS.items()}}
 
@@ -31,9 +30,14 @@ class Judged:
         return self.error <= self.allowed
 
 
-def judge(graph: Graph, arrays: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> list[Judged]:
+def judge(
+    graph: Graph,
+    arrays: Sequence[np.ndarray],
+    got: Sequence[np.ndarray],
+    sizes: Mapping[str, int] | None = None,
+) -> list[Judged]:
     """Is what native code gave right?"""
-    own, exact = evaluate(graph, arrays), evaluate(in_double(graph), arrays)
+    own, exact = evaluate(graph, arrays, sizes), in_double(graph, arrays, sizes)
     out = []
     for o, x, y, z in zip(graph.outputs, got, own, exact, strict=True):
         t = o.ttype
@@ -51,27 +55,3 @@ def judge(graph: Graph, arrays: Sequence[np.ndarray], got: Sequence[np.ndarray])
         # A larger error than eager may have: numpy sums pairwise, native code need not.
         out.append(Judged(t, error, 4 * theirs + 16 * ulp))
     return out
-
-
-def in_double(graph: Graph) -> Graph:
-    """The same program with float64 in place of every float."""
-    new: dict[Node, Node] = {}
-    for n in graph.nodes():
-        fields = {f.name: getattr(n.op, f.name) for f in dataclasses.fields(n.op)}
-        changed = {k: _wide(v) for k, v in fields.items() if _wide(v) is not v}
-        op = dataclasses.replace(n.op, **changed) if changed else n.op
-        new[n] = node(op, *(new[x] for x in n.inputs))
-    inputs = tuple(new[n] for n in graph.inputs)
-    return Graph(graph.name, inputs, tuple(new[o] for o in graph.outputs))
-
-
-def _wide(x: Any) -> Any:
-    if isinstance(x, DType):
-        return f64 if x.is_float else x
-    if isinstance(x, TensorType):
-        return TensorType(f64, x.shape) if x.dtype.is_float else x
-    if isinstance(x, Literal):
-        return Literal(x.array.astype(np.float64), f64) if x.dtype.is_float else x
-    if isinstance(x, Graph):
-        return in_double(x)
-    return x
