@@ -4,9 +4,10 @@
     python -m tests.gpu.training bert --times           # steps in milliseconds, beside peers
     python -m tests.gpu.training bert --layers 1 --without   # no GPU: estimates from the loops
 
-Forward and backward are those of the checks `training …` of tests.gpu. Times of launches are those
-of torch's profiler, inside of the CUDA graphs of a step. Then what the host does in a step is
-counted: a forward and a backward pass are each one graph that is launched.
+Forward and backward are those of the checks `training …` of tests.gpu. Launches are timed one by
+one in the order of their program, each between two events, while the GPU is behind the host: so
+caches hold what they hold in a step. What the host does in a step is counted: a forward and a
+backward pass are each one graph that is launched.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from tests.gpu.fake import FakeLibrary, on_fake_gpu
@@ -45,13 +45,15 @@ from tilewright.runtime.cuda.device import describe
 from tilewright.runtime.cuda.driver import Driver, available
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.module import Launcher
+from tilewright.runtime.cuda.plan import Planned
 from tilewright.runtime.cuda.program import CudaProgram
 from tilewright.runtime.cuda.replay import Replay
+from tilewright.runtime.cuda.stream import Event
 from tilewright.runtime.program_data import KernelInfo
 
 PARTS = ("zero_grad", "forward", "backward", "optimizer")
 ROUNDS = 20
-RANGES = ("Compiled", "Torch-Compiled", "Activity", "autograd::", "aten::")  # not kernels
+BEHIND = 40_000_000  # cycles of a GPU: while launches are enqueued
 STEPS = 3  # of which the mean is taken
 MODELS = {"bert": bert_step, "resnet50": convolutions_step}
 
@@ -125,19 +127,33 @@ def _title(k: KernelInfo) -> str:
     return f"{k.symbol} {k.name}"
 
 
-def profiled(step: Callable[[], None]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of kernels in a few steps, by their names: ours, and those of libraries."""
+def launch_times(
+    made: CudaProgram, behind: Callable[[], object] = lambda: None
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of the launches of a program, by their names, and of library calls, by their
+    functions. `behind` keeps the GPU busy while launches are enqueued. The program writes to where
+    its last call wrote, so results and what is kept for gradients have to be alive."""
     ours: dict[str, list[float]] = {}
     others: dict[str, list[float]] = {}
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        for _ in range(STEPS):
-            step()
-        torch.cuda.synchronize()
-    for e in found.events() or ():
-        if e.device_type is DeviceType.CUDA and not e.name.startswith(RANGES):
-            own = e.name.startswith(("k_", "tw_"))
-            took = (ours if own else others).setdefault(e.name, [])
-            took.append(e.time_range.elapsed_us() * 1e-6)
+    (room,) = made._rooms.values()
+    (shape,) = room.shapes.values()
+    addresses, stream = shape.graphs[0].addresses, made.machine.stream()
+    actions = shape.plan.straight or ()
+    events = [Event(made.machine.device) for _ in range(len(actions) + 2)]
+    for _ in range(STEPS):
+        behind()
+        events[0].record(stream)
+        events[1].record(stream)  # so long takes nothing
+        for a, event in zip(actions, events[2:], strict=True):
+            made._launch([a], addresses, stream)
+            event.record(stream)
+        nothing = events[1].since(events[0])
+        for k, a in enumerate(actions):
+            took = max(0.0, events[k + 2].since(events[k + 1]) - nothing)
+            if isinstance(a, Planned):
+                ours.setdefault(a.launcher.function.name, []).append(took)
+            else:
+                others.setdefault(a.call.function, []).append(took)
     return ours, others
 
 
@@ -240,17 +256,29 @@ def shown(name: str, layers: int, most: int, without: bool) -> None:
         with counted() as calls:
             step()
         said = ", ".join(f"{n} {what}" for what, n in calls.most_common(20))
-        print(f"  in one step: {said}", flush=True)
-        ours, others = ({}, {}) if without else profiled(step)
+        results = fast(*inputs)
+        first = results[0] if isinstance(results, (tuple, list)) else results
+        way = type(first.grad_fn).__name__  # StepBackward: not AOTAutograd's wrapper
+        print(f"  in one step: {said}; gradients by {way}", flush=True)
     sessions, _ = history_of(fast)
     programs = [p for s in sessions for u in s.units for p in u.programs]
-    whole = [r for p in programs for r in rows(p, ours)]
-    if ours:
-        each = [sum(map(sum, x.values())) / STEPS * 1e6 for x in (ours, others)]
-        print(
-            f"  our kernels {each[0]:.0f} us of a step, those of libraries and torch {each[1]:.0f}"
-        )
-    for p in programs:
+    behind = (lambda: torch.cuda._sleep(BEHIND)) if not without else lambda: None
+    found: list[tuple[dict[str, list[float]], dict[str, list[float]]]] = [({}, {})] * len(programs)
+    if not without:
+        module.zero_grad(set_to_none=True)
+        results = fast(*inputs)
+        loss_of(results).backward(retain_graph=True)  # all memory stays in use
+        found = [launch_times(p, behind) for p in programs]
+        del results
+    others: dict[str, list[float]] = {}
+    for name, times in (x for _, called in found for x in called.items()):
+        others.setdefault(name, []).extend(times)
+    whole = [r for p, (ours, _) in zip(programs, found, strict=True) for r in rows(p, ours)]
+    if not without:
+        every = ([x for x, _ in found], [x for _, x in found])
+        each = [sum(sum(map(sum, x.values())) for x in kind) / STEPS * 1e6 for kind in every]
+        print(f"  our kernels {each[0]:.0f} us of a step, those of libraries {each[1]:.0f}")
+    for p, (ours, _) in zip(programs, found, strict=True):
         own = list(rows(p, ours))
         took, least = (sum(r.count * x(r) for r in own) for x in (lambda r: r.each, _floor))
         count = sum(r.count for r in own)
@@ -259,9 +287,9 @@ def shown(name: str, layers: int, most: int, without: bool) -> None:
     print(head(not without))
     for r in sorted(whole, key=lambda r: -r.count * r.each)[:most]:
         print(r, flush=True)
-    for name, found in sorted(others.items(), key=lambda x: -sum(x[1]))[: most // 2]:
-        us = sum(found) / len(found) * 1e6
-        print(f"{sum(found) / STEPS * 1e6:10.1f} {len(found) // STEPS:4d} {us:9.1f}  {name[:100]}")
+    for name, times in sorted(others.items(), key=lambda x: -sum(x[1]))[: most // 2]:
+        us = sum(times) / len(times) * 1e6
+        print(f"{sum(times) / STEPS * 1e6:10.1f} {len(times) // STEPS:4d} {us:9.1f}  {name[:100]}")
 
 
 class Steps:

@@ -39,6 +39,7 @@ from tilewright.driver.torch.devices import device_of_graph, machine_of, require
 from tilewright.driver.torch.fast import Program
 from tilewright.driver.torch.kept_images import Strides, keep_images
 from tilewright.driver.torch.options import TorchOptions
+from tilewright.driver.torch.step import Step
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
 from tilewright.runtime.cuda.machine import Machine
@@ -78,6 +79,9 @@ class Session:
         # By compile id: what the gradient's graph need not check again.
         self._checked_indices: dict[str, Mapping[str, frozenset[tuple[str, bool]]]] = {}
         self._kept_strides: dict[str, Mapping[str, Strides]] = {}  # what it gets in another layout
+        # By compile id: forward units on a GPU. Those of their gradients are compiled when the
+        # first gradient is asked for.
+        self._steps: dict[str, Step] = {}
         self.dry = False  # the examples of tw.compile run without changing anything
 
     def backend(
@@ -115,7 +119,9 @@ class Session:
             partition_fn=partition,
             keep_inference_input_mutations=True,
         )
-        return wrap(gm, example_inputs)
+        compiled = wrap(gm, example_inputs)
+        made = self._steps.get(str(CompileContext.current_compile_id()))
+        return compiled if made is None else made.call(compiled)
 
     def unit(self, kind: str, gm: torch.fx.GraphModule) -> Callable[..., Any]:
         """The graph as native code; in eager, with a sentence, where it cannot be."""
@@ -184,8 +190,13 @@ class Session:
             self,
             kind,
             device,
+            _together(kind, len(captured.results)) if machine is not None else (),
         )
         self.units.append(made)
+        if kind == "forward" and machine is not None:
+            self._steps[compilation] = Step(made, metadata())
+        elif kind == "backward" and compilation in self._steps:
+            self._steps.pop(compilation).add(made)
         if plain is not None or (
             kind == "inference" and wrapper_is_trivial(len(captured.arguments))
         ):
@@ -342,18 +353,30 @@ def argument_sources(gm: torch.fx.GraphModule) -> tuple[str, ...]:
     return tuple(found)
 
 
+def metadata() -> Any:
+    """What AOTAutograd knows of the graph that it is compiling; None outside of it."""
+    context = TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
+
+
 def static_inputs() -> tuple[int, ...]:
     """Inputs that AOTAutograd marks static: parameters and buffers."""
-    context = TracingContext.try_get()
-    meta = context.fw_metadata if context is not None else None
+    meta = metadata()
     return tuple(meta.static_input_indices) if meta is not None else ()
 
 
 def given_results() -> int:
     """How many results of a forward graph are the caller's; the others are for its gradient."""
-    context = TracingContext.try_get()
-    meta = context.fw_metadata if context is not None else None
+    meta = metadata()
     return meta.num_forward if meta is not None else sys.maxsize
+
+
+def _together(kind: str, results: int) -> Sequence[int]:
+    """Results of a GPU's program that share memory: what a forward graph keeps for its gradient
+    lives until that has run, gradients of weights until they are set to None."""
+    if kind == "forward":
+        return range(min(given_results(), results), results)
+    return static_inputs() if kind == "backward" else ()
 
 
 def result_names(gm: torch.fx.GraphModule) -> list[str]:
@@ -365,8 +388,7 @@ def result_names(gm: torch.fx.GraphModule) -> list[str]:
 
 def wrapper_is_trivial(arguments: int) -> bool:
     """Does AOTAutograd's wrapper do nothing: no views to make again, no inputs to update?"""
-    context = TracingContext.try_get()
-    meta = context.fw_metadata if context is not None else None
+    meta = metadata()
     return (
         meta is not None
         and len(meta.input_info) == arguments

@@ -21,12 +21,16 @@ from tilewright.driver.torch.fast import (
     Dry,
     Hold,
     Program,
+    Writer,
     direct_call,
+    draw_seed,
     fast_call,
     is_plain,
+    known_strides,
     label,
     problem_found,
     require_memory,
+    slots_of,
 )
 from tilewright.driver.torch.late import watch
 from tilewright.driver.weights.bound import BoundWeights
@@ -65,20 +69,31 @@ class Unit:
         session: Dry,
         kind: str,
         device: torch.device,
+        together: Sequence[int] = (),
     ) -> None:
+        """Results of the numbers `together` may share memory: they are not the caller's, or live
+        and die together."""
         self.device = device
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
         self._boxed_call = True  # on the object: torch's wrappers copy its attributes
         self.segments = [SegmentRunner(s, compile, log, keep, device) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
-        self._strides = _known_strides(captured.arguments)
+        self._strides = known_strides(captured.arguments)
         plain = is_plain(captured) and not any(s.symbols for s in self.segments)
         self._bound: BoundWeights | None = None
         self._fast = None
+        self.writer: Writer | None = None  # of other ways to call it
         if plain:
-            made = fast_call(captured, self.segments[0].static_program(), session, device)
-            self._fast, self._bound = made.call, made.weights
+            made = fast_call(
+                captured,
+                self.segments[0].static_program(),
+                session,
+                device,
+                slots_of(captured, together),
+                self.restore_layouts if self.check else None,
+            )
+            self._fast, self._bound, self.writer = made.call, made.weights, made.writer
         self._binders = _binders(captured.arguments)
 
     @property
@@ -134,10 +149,10 @@ class Unit:
         return make(form, hold, after, names)
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        if self.check:
-            self._restore_layouts(args)
         if self._fast is not None:
             return self._fast(args)
+        if self.check:
+            self.restore_layouts(args)
         return self._general(args)
 
     def refresh(self) -> None:
@@ -230,22 +245,12 @@ class Unit:
 
     # ---- inputs that are not as they were captured
 
-    def _restore_layouts(self, args: list[Any]) -> None:
+    def restore_layouts(self, args: list[Any]) -> None:
         for k, stride in self._strides:
             x = args[k]
             if x is not None and x.stride() != stride and x.numel() > 0:
                 fixed = torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device)
                 args[k] = fixed.copy_(x)
-
-
-def _known_strides(arguments: Sequence[Argument]) -> list[tuple[int, tuple[int, ...]]]:
-    """Of arguments that a segment reads: their numbers, and the strides they were captured with."""
-    return [
-        (k, tuple(d for d in a.stride if isinstance(d, int)))
-        for k, a in enumerate(arguments)
-        if a.native and a.kind == "tensor" and a.dtype is not None
-        if all(isinstance(d, int) for d in (*a.stride, *a.shape))
-    ]
 
 
 @dataclass(frozen=True)
@@ -452,11 +457,6 @@ def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:
     new = rebuild(graph, known_value)
     inputs = tuple(n for n in graph.inputs if label(n) not in known)
     return Graph(graph.name, inputs, new.outputs, new.places)
-
-
-def draw_seed(device: torch.device) -> torch.Tensor:
-    """One draw from the device's default generator: reproducible under torch.manual_seed."""
-    return torch.empty((), dtype=torch.int64, device=device).random_()
 
 
 def _numbers(dims: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:

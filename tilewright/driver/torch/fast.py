@@ -6,7 +6,7 @@ counts: the whole of it should cost a few microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch._C._dynamo import guards
 
-from tilewright.base.errors import Invalid
-from tilewright.capture.torch.captured import Captured, Segment
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.capture.torch.captured import Argument, Captured, Segment
 from tilewright.capture.torch.dtypes import torch_dtype
+from tilewright.driver.torch import many
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import RESTORE, given_up
 from tilewright.ir.node import Graph, Input
@@ -34,6 +35,7 @@ class FastCall:
 
     call: Call
     weights: BoundWeights | None
+    writer: Writer
 
 
 LATER = (
@@ -46,6 +48,12 @@ MOST_RUNS = 8
 NAMED_LIMIT = 32
 
 
+# Of a list of arguments: the caller's results, tensors that are kept, memory of others.
+Keeping = Callable[[list[Any]], tuple[tuple[Any, ...], list[torch.Tensor], Sequence[torch.Tensor]]]
+# Where a kept result is: among tensors, or in which memory, how many bytes from its beginning.
+KeptAt = int | tuple[int, int]
+# Makes arguments lie as they were captured.
+Restore = Callable[[list[Any]], None]
 # Tensors, and those from which values are derived: are they looked at before every call?
 Hold = Callable[[Sequence[torch.Tensor], Sequence[int]], bool]
 
@@ -131,12 +139,22 @@ def is_plain(captured: Captured) -> bool:
     )
 
 
-def fast_call(captured: Captured, program: Program, session: Dry, device: torch.device) -> FastCall:
-    """A function of the list of arguments, which it empties, to the list of results."""
-    writer = _Writer(captured, program, device)
+def fast_call(
+    captured: Captured,
+    program: Program,
+    session: Dry,
+    device: torch.device,
+    together: Collection[str] = (),
+    restore: Restore | None = None,
+) -> FastCall:
+    """A function of the list of arguments, which it empties, to the list of results. Buffers of
+    slots that are `together` share memory. `restore` is called first where arguments may lie
+    otherwise than they were captured."""
+    writer = Writer(captured, program, device)
     writer.names["session"] = session
     writer.change()
-    return FastCall(writer.function(), writer.names.get("bind"))
+    writer.join(together)
+    return FastCall(writer.function(restore), writer.names.get("bind"), writer)
 
 
 def direct_call(
@@ -148,10 +166,10 @@ def direct_call(
 ) -> Callable[..., Callable[[tuple[Any, ...], dict[str, Any]], Any]]:
     """The same of the arguments of a user's call, `args` and `kwargs`: `given` has a tensor that
     never changes or an expression for each argument of the graph. For the rest see `of_call`."""
-    return _Writer(captured, program, device, given, weights).of_call
+    return Writer(captured, program, device, given, weights).of_call
 
 
-class _Writer:
+class Writer:
     def __init__(
         self,
         captured: Captured,
@@ -170,6 +188,8 @@ class _Writer:
         self.weights = sum(captured.arguments[k].weight for k in self.reads)
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
         self.changed: list[int] = []  # arguments that the program changes itself
+        self.joined: dict[str, int] = {}  # slots whose memory is a part of one allocation
+        self.parts: many.Parts | None = None
         self.names: dict[str, Any] = {
             "empty": allocator(device),
             "reads": self.reads,
@@ -194,12 +214,21 @@ class _Writer:
             for _, new in pairs:
                 del self.slots[new]
 
+    def join(self, together: Collection[str]) -> None:
+        """These slots share memory, where that is quicker."""
+        found = [b for b in self.segment.buffers if b.slot in self.slots and b.slot in together]
+        self.parts = many.parts([_form(b) for b in found], self.names["empty"])
+        if self.parts is not None:
+            self.joined = {b.slot: k for k, b in enumerate(found)}
+            self.names["parts"] = self.parts
+
     def argument(self, k: int) -> str:
         return f"a{k}" if self.named else f"args[{k}]"
 
-    def function(self) -> Call:
+    def function(self, restore: Restore | None = None) -> Call:
         results = ", ".join(map(self._result, self.captured.results))
         lines = [
+            *self._restored(restore),
             *self._take(),
             *self._spare(),
             *self._allocate(),
@@ -208,6 +237,70 @@ class _Writer:
             *(f"results = [{results}]", "args.clear()", "return results"),
         ]
         return self._made("args, given=None", lines)
+
+    def keeping(self, given: int) -> tuple[Keeping, list[KeptAt]] | None:
+        """A function of the list of arguments. None where a result that is kept is no tensor."""
+        kept, tensors = [], []
+        for r in self.captured.results[given:]:
+            if not isinstance(r, (Same, View)):
+                return None
+            if self.parts is not None and r.slot in self.joined:
+                base, start = self.parts.places[self.joined[r.slot]]
+                size = self.parts.groups[base][2].itemsize
+                offset = r.offset if isinstance(r, View) and isinstance(r.offset, int) else 0
+                kept.append((base, start + offset * size))
+            else:
+                kept.append(len(tensors))
+                tensors.append(self._result(r))
+        results = "".join(f"{self._result(r)}, " for r in self.captured.results[:given])
+        lines = [
+            *self._restored(None),
+            *self._take(),
+            *self._spare(),
+            *self._fresh(),
+            "bases, places = parts.memory()" if self.joined else "bases = ()",
+            *self._work("((k, args[k]) for k in reads)"),
+            *self._write_back(),
+            f"return ({results}), [{''.join(f'{x}, ' for x in tensors)}], bases",
+        ]
+        return self._made("args", lines), kept
+
+    def from_kept(
+        self, kept: Sequence[KeptAt], bases: Sequence[many.Form], restore: Restore
+    ) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]] | None:
+        """A function of kept tensors, followed by the memory of others, and of the arguments after
+        those that are kept. None where a result is not fresh."""
+        slots = {r.slot for r in self.captured.results if isinstance(r, (Same, View))}
+        if not slots <= set(self.slots) or self.captured.mutated or self.weights:
+            return None
+        count = sum(isinstance(x, int) for x in kept)
+        later = range(len(kept), len(self.captured.arguments))
+        at = {k: x for k, x in enumerate(kept) if isinstance(x, int)}
+        at |= {k: count + j for j, k in enumerate(later)}
+        plain = [k for k in self.reads if k in at]
+        strides = dict(known_strides(self.captured.arguments))
+        names = self.names
+        names["read"] = many.addresses([(at[k], strides.get(k)) for k in plain])
+        names["slowly"] = partial(_slowly, at, plain, restore)
+        names["memory"] = _start_of
+        numbers = {k: j for j, k in enumerate(plain)}
+        found: list[str] = []
+        for k in self.reads:
+            where = None if k in at else kept[k]
+            found.append(
+                f"b{where[0]} + {where[1]}" if isinstance(where, tuple) else f"found[{numbers[k]}]"
+            )
+        lines = [f"plain = [*saved[:{count}], *others]"]
+        lines.append("found = read(plain)" if names["read"] is not None else "found = []")
+        lines.append("if not found: found = slowly(plain)")
+        for k, (shape, _, dtype) in enumerate(bases):
+            names[f"t{k}"] = dtype
+            lines.append(f"b{k} = memory(saved[{count + k}], {shape[0]}, t{k})")
+        lines += [f"addresses = [{', '.join(found)}]", *self._fresh()]
+        lines += ["joined, places = parts()"] if self.joined else []
+        results = "".join(f"{self._result(r)}, " for r in self.captured.results)
+        lines += [*self._launched(), f"return ({results})"]
+        return self._made("saved, others", lines)
 
     def of_call(
         self, form: str, hold: Hold, after: Sequence[str], names: Mapping[str, Any]
@@ -244,15 +337,30 @@ class _Writer:
             return []
         return [f"{', '.join(f'a{k}' for k in range(count))}, = args"]
 
+    def _restored(self, restore: Restore | None) -> list[str]:
+        """Where one native loop both finds addresses and sees that all lies as it should, nothing
+        else is done about it."""
+        rest = self.reads[self.weights :]
+        strides = dict(known_strides(self.captured.arguments)) if restore is not None else {}
+        read = None if self.named else many.addresses([(k, strides.get(k)) for k in rest])
+        self.names["restore"], self.names["read"] = restore, read
+        if read is None:
+            return [] if restore is None else ["restore(args)"]
+        again = [] if restore is None else ["if not addresses: restore(args)"]
+        return ["addresses = read(args)", *again]
+
     def _fresh(self) -> list[str]:
         lines = []
         for k, b in enumerate(self.segment.buffers[: len(self.slots)]):
-            self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
-            lines.append(f"o{k} = empty({b.shape!r}, {b.stride!r}, d{k})")
+            if b.slot not in self.joined:
+                self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
+                lines.append(f"o{k} = empty({b.shape!r}, {b.stride!r}, d{k})")
         return lines
 
     def _allocate(self) -> list[str]:
         lines = self._fresh()
+        if self.joined:
+            return [*lines, "joined, places = parts()"]
         if not lines:
             return []
         taken = ", ".join(f"o{k}" for k in range(len(lines)))
@@ -262,23 +370,43 @@ class _Writer:
         """Native code on the addresses of what is read and of fresh memory."""
         check = f"require_memory({read})"
         lines = []
-        if not self.weights:
-            self.names["bound"] = self.program.bind(())
-        else:
+        if self.weights:
             picked = self._picked(self.reads[: self.weights])
             lines += [f"bound = bind({picked})", f"if bound is None: {check}"]
         rest = self.reads[self.weights :]
         names = [f"{self.argument(k)}.data_ptr()" for k in rest]
-        lines.append(f"addresses = [{', '.join(names)}]")
+        found = [f"addresses = [{', '.join(names)}]"]
         if rest:
-            lines.append(f"if 0 in addresses: {check}")
-        outs = "".join(f"o{k}.data_ptr(), " for k in range(len(self.slots)))
-        run = f"run(bound, addresses, [{outs}])"
+            found.append(f"if 0 in addresses: {check}")
+        natively = self.names.get("read") is not None
+        lines += ["if not addresses:", *(f"    {line}" for line in found)] if natively else found
+        return [*lines, *self._launched()]
+
+    def _launched(self) -> list[str]:
+        """`addresses` are known."""
+        if not self.weights:
+            self.names["bound"] = self.program.bind(())
+        run = f"run(bound, addresses, [{self._outs()}])"
         if not self.segment.checks:
-            return [*lines, run]
+            return [run]
         # Before inputs are changed: where the error is caught, they are as they were.
         self.names["problem"] = partial(problem_found, self.segment, self.program)
-        return [*lines, f"found = {run}", "if found is not None: raise problem(found, {})"]
+        return [f"found = {run}", "if found is not None: raise problem(found, {})"]
+
+    def _outs(self) -> str:
+        """Addresses of fresh memory, in the order of buffers."""
+        found: list[str] = []
+        first = 0
+        for k, b in enumerate(self.segment.buffers[: len(self.slots)]):
+            if b.slot not in self.joined:
+                found.append(f"o{k}.data_ptr()")
+                first = k + 1
+                continue
+            at = self.joined[b.slot]
+            if k > first:
+                found.pop()
+            found.append(f"*places[{at - (k - first)}:{at + 1}]")
+        return ", ".join(found)
 
     def _picked(self, positions: Sequence[int]) -> str:
         """A tuple of the arguments at some positions. Slices take a third of the time that looking
@@ -326,9 +454,14 @@ class _Writer:
         assert isinstance(r, (Same, View))
         fresh = r.slot in self.slots
         base = f"o{self.slots[r.slot]}" if fresh else self.argument(self.position[r.slot])
+        start: object = r.offset if isinstance(r, View) else 0
+        if self.parts is not None and r.slot in self.joined:
+            at = self.joined[r.slot]
+            base, start = f"joined[{at}]", f"{self.parts.offsets[at]} + {start}"
+        elif not fresh:
+            start = f"{base}.storage_offset() + {start}"
         if isinstance(r, Same):
             return base
-        start = r.offset if fresh else f"{base}.storage_offset() + {r.offset}"
         return f"{base}.as_strided({r.shape!r}, {r.stride!r}, {start})"
 
 
@@ -349,6 +482,69 @@ def allocator(device: torch.device) -> Callable[..., torch.Tensor]:
         return short
     make = torch.empty_strided
     return lambda shape, stride, dtype: make(shape, stride, dtype=dtype, device=device)
+
+
+def _slowly(
+    at: Mapping[int, int], reads: Sequence[int], restore: Restore, plain: list[Any]
+) -> list[int]:
+    """Addresses of arguments, by their places in `plain`, which lie as they should afterwards."""
+    args: list[Any] = [None] * (1 + max(at, default=0))
+    for k, place in at.items():
+        args[k] = plain[place]
+    restore(args)
+    for k, place in at.items():
+        plain[place] = args[k]  # a copy lives as long as the call
+    try:
+        found = [args[k].data_ptr() for k in reads]
+    except RuntimeError as problem:
+        raise Unsupported(
+            f"a compiled gradient was given a tensor without memory: {problem}",
+            hint="run the function in eager where gradients are batched",
+        ) from None
+    if 0 in found:
+        require_memory((k, args[k]) for k in reads)
+    return found
+
+
+def _start_of(memory: torch.Tensor, count: int, dtype: torch.dtype) -> int:
+    if memory.numel() != count or memory.dtype is not dtype or not memory.is_contiguous():
+        raise Invalid(
+            f"what a forward call kept for its gradient came back as {tuple(memory.shape)}, "
+            f"{memory.dtype}, not {(count,)}, {dtype}",
+            hint="hooks on saved tensors have to return equal tensors",
+        )
+    return memory.data_ptr()
+
+
+def slots_of(captured: Captured, results: Sequence[int]) -> set[str]:
+    """Slots that only these results are made of."""
+    chosen = set(results)
+    own: set[str] = set()
+    others = {name for pair in captured.mutated for name in pair}
+    for k, r in enumerate(captured.results):
+        if isinstance(r, (Same, View)):
+            (own if k in chosen else others).add(r.slot)
+    return own - others
+
+
+def known_strides(arguments: Sequence[Argument]) -> list[tuple[int, tuple[int, ...]]]:
+    """Of arguments that a segment reads: their numbers, and the strides they were captured with."""
+    return [
+        (k, tuple(d for d in a.stride if isinstance(d, int)))
+        for k, a in enumerate(arguments)
+        if a.native and a.kind == "tensor" and a.dtype is not None
+        if all(isinstance(d, int) for d in (*a.stride, *a.shape))
+    ]
+
+
+def _form(b: Buffer) -> many.Form:
+    shape, stride = (tuple(d for d in x if isinstance(d, int)) for x in (b.shape, b.stride))
+    return shape, stride, torch_dtype(b.dtype, b.paired)
+
+
+def draw_seed(device: torch.device) -> torch.Tensor:
+    """One draw from the device's default generator: reproducible under torch.manual_seed."""
+    return torch.empty((), dtype=torch.int64, device=device).random_()
 
 
 def label(n: Any) -> str:

@@ -95,6 +95,11 @@ class Plan:
         found = tuple(a for a in self.actions if not isinstance(a, PlannedBranch))
         return found if len(found) == len(self.actions) else None
 
+    @cached_property
+    def overlaps(self) -> bool:
+        """May a kernel begin before the one before it ends?"""
+        return any(isinstance(a, Planned) and a.early for a in self.straight or ())
+
 
 class Kernels:
     """The code of a program's kernels on a GPU."""

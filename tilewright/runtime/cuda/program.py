@@ -14,7 +14,9 @@ import ctypes
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, reduce
+from itertools import compress
+from operator import ne, or_
 from threading import Lock
 from typing import Any
 
@@ -293,7 +295,7 @@ class CudaProgram(Program):
         if room is None or capturing or not room.replayed(sizes, bound, varying, stream):
             before = machine.device.enter()
             try:
-                if not bound.aligned or any(a % VECTOR for a in varying):
+                if not bound.aligned or reduce(or_, varying, 0) % VECTOR:
                     self._realigned(bound, others, outputs, sizes, stream)
                 else:
                     self._run(bound, others, outputs, sizes, stream)
@@ -542,11 +544,11 @@ def _moved(graph: _Graph, shape: _Shape, places: Sequence[int], varying: tuple[i
     """The graph takes other addresses of what a call passes; False where it cannot."""
     addresses = list(graph.addresses)
     changed: dict[int, list[tuple[int, int]]] = {}
-    for n, old, new in zip(places, graph.varying, varying, strict=True):
-        if old != new:
-            addresses[n] = new
-            for k, used in shape.users.get(n, {}).items():
-                changed.setdefault(k, []).extend((at, base + new) for at, base in used)
+    others = map(ne, graph.varying, varying)  # most are where they were
+    for n, new in compress(zip(places, varying, strict=True), others):
+        addresses[n] = new
+        for k, used in shape.users.get(n, {}).items():
+            changed.setdefault(k, []).extend((at, base + new) for at, base in used)
     if not _as_ordered(graph, shape, addresses):
         return False
     for k, values in changed.items():
@@ -559,13 +561,9 @@ def _moved(graph: _Graph, shape: _Shape, places: Sequence[int], varying: tuple[i
 def _as_ordered(graph: _Graph, shape: _Shape, addresses: list[int]) -> bool:
     """May the same kernels of a graph begin early with other addresses?"""
     straight = shape.plan.straight or ()
-    if isinstance(graph.replay, TaskReplay) or not any(p.early for p in _kernels(straight)):
+    if isinstance(graph.replay, TaskReplay) or not shape.plan.overlaps:
         return True
     return begins_early(straight, addresses) == begins_early(straight, graph.addresses)
-
-
-def _kernels(straight: Sequence[Planned | PlannedCall]) -> list[Planned]:
-    return [p for p in straight if isinstance(p, Planned)]
 
 
 def _replace(
