@@ -77,7 +77,7 @@ def loss(d: DType, rows: Dim, columns: Dim) -> Graph:
     found = build.neg(build.reshape(build.gather(logs, safe, 1), (rows,)))
     total = build.sum(build.where(keep, found, 0.0), (0,), False)
     count = build.sum(build.cast(keep, i64), (0,), False)
-    return graph(build.div(total, build.cast(count, total.dtype)))
+    return Graph("loss", (x, at), (build.div(total, build.cast(count, total.dtype)),))
 
 
 def column_sums(d: DType, rows: Dim, columns: Dim) -> Graph:

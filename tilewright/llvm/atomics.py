@@ -39,7 +39,7 @@ _PTX = {
 }
 # Narrow floats that a GPU adds by one instruction, with what it must have for that.
 _HALVES = {f16: "f16", bf16: "bf16.math"}
-_TOGETHER = (2, 4)  # numbers of float32 that one instruction adds to neighbours
+_TOGETHER = {2: "red.vectors", 4: "red.vectors"}  # floats that one instruction adds to neighbours
 _BOOLS = {"add": "or", "max": "or", "min": "and"}
 
 
@@ -57,7 +57,7 @@ class Atomics:
         self.values, self.addresses = values, addresses
         self.scope = scope  # the scope of atomics: all threads by default
         self.added = tuple(d for d, has in _HALVES.items() if target.has(has))  # as one instruction
-        self.vectors = _TOGETHER if target.has("red.vectors") else ()
+        self.vectors = tuple(n for n, has in _TOGETHER.items() if target.has(has))
 
     def atomic(self, s: Atomic) -> None:
         if not self._together(s):
