@@ -347,3 +347,17 @@ def test_addresses_are_read_at_once() -> None:
     assert read(turned) == [] and anyhow(turned) == [turned[0].data_ptr(), *where[1:]]
     for other in (None, 3, torch.empty(0, 5), torch.empty(3, device="meta")):
         assert read([*tensors[:-1], other]) == anyhow([*tensors[:-1], other]) == []
+
+
+def test_addresses_are_not_read_where_tensors_are_not_known_to_lie(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(many, "find_places", lambda: None)
+    for f in (many._native, many._reading):
+        f.cache_clear()
+    try:
+        assert many.addresses([(k, None) for k in range(20)]) is None
+        assert many._native()[1] is None
+    finally:
+        for f in (many._native, many._reading):
+            f.cache_clear()

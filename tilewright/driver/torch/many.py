@@ -269,16 +269,16 @@ def addresses(wanted: Sequence[tuple[int, tuple[int, ...] | None]]) -> Addresses
 
 @cache
 def _native() -> tuple[Any, Any]:
+    """What makes tensors, and what reads addresses: None where it is not known how tensors lie in
+    Python's objects."""
     places = find_places()
-    read = _READ.format(type=_TYPE, tensor=places.tensor if places is not None else 0)
+    read = _READ.format(type=_TYPE, tensor=places.tensor) if places is not None else ""
     library = Library([cached_object(_MAKE + read, host())], {})
     words = (ctypes.c_void_p, ctypes.c_void_p)
-    names = ("tw_parts", "tw_addresses")
+    names = ("tw_parts", "tw_addresses") if read else ("tw_parts",)
     # The interpreter's lock is not released: both make Python objects.
-    make, take = (
-        library.function(n, *words, result=ctypes.py_object, holds_lock=True) for n in names
-    )
-    return make, take
+    made = [library.function(n, *words, result=ctypes.py_object, holds_lock=True) for n in names]
+    return made[0], made[1] if read else None
 
 
 @cache
