@@ -74,8 +74,13 @@ def _asked(found: re.Match[str], defines: dict[str, str]) -> str:
     bulk = re.search(r"cp\.async\.bulk\.tensor\.(\d)d\.", text)
     plain = re.search(r"mbarrier\.(init|arrive|expect_tx|try_wait)\.", text)
     known = NAMES.get(text.split()[0])
-    assert bulk or plain or known, f"unknown assembler: {text}"
-    name = f"nvvm_bulk_tensor_{bulk[1]}d" if bulk else known or f"nvvm_mbarrier_{plain[1]}"  # type: ignore[index]
+    if bulk is not None:
+        name = f"nvvm_bulk_tensor_{bulk[1]}d"
+    elif known is not None:
+        name = known
+    else:
+        assert plain is not None, f"unknown assembler: {text}"
+        name = f"nvvm_mbarrier_{plain[1]}"
     name += "_to_all" if ".multicast::cluster" in text else "_at" if "mapa." in text else ""
     types = ", ".join(x.split()[0] for x in _arguments(given))
     defines[name] = f"declare void @{name}({types})"

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -21,7 +22,6 @@ from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver.api import torch_side
 from tilewright.driver.looking import demo as demos
-from tilewright.driver.looking import mine, optimize, rules, validate
 from tilewright.driver.looking.explain import Explanation, explain
 from tilewright.driver.looking.inputs import FORM, Loaded, load, parse_type
 from tilewright.driver.program.arrays import random_array, random_inputs, run_arrays
@@ -31,11 +31,18 @@ from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
-from tilewright.superopt.vocabulary import VOCABULARIES
+
+if TYPE_CHECKING:  # each command loads what it needs
+    from tilewright.driver.program.validation import Report
 
 _BISECT = "tilewright.driver.looking.bisect_torch"
 _COMPARE = "tilewright.driver.looking.compare"
+_MINE = "tilewright.driver.looking.mine"
+_OPTIMIZE = "tilewright.driver.looking.optimize"
+_RULES = "tilewright.driver.looking.rules"
+_VALIDATE = "tilewright.driver.looking.validate"
 _TORCH_API = "tilewright.driver.torch.api"
+BUDGET = 60  # seconds of a search
 KERNEL_FORMS = ("group", "trace", "nest", "llvm", "assembly")
 
 
@@ -107,7 +114,7 @@ def argument_parser() -> argparse.ArgumentParser:
         if name in ("validate", "bisect"):
             made.add_argument("--out", type=Path, metavar="FILE", help="write a reproducer there")
         if name == "optimize":
-            made.add_argument("--budget", type=_seconds, default=optimize.BUDGET, metavar="60s")
+            made.add_argument("--budget", type=_seconds, default=BUDGET, metavar="60s")
             made.add_argument("--page", type=Path, metavar="FILE.html", help="with pictures")
         if name == "explain":
             made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
@@ -116,7 +123,7 @@ def argument_parser() -> argparse.ArgumentParser:
     listed.add_argument("name", nargs="*", help="of rules, such as add-0 or 'slice-*' (all)")
     listed.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     mined = command("mine", _mine, "find rewrite rules by enumeration, and prove them")
-    mined.add_argument("vocabulary", choices=sorted(VOCABULARIES), help="operators and leaves")
+    mined.add_argument("vocabulary", help="operators and leaves, such as matrices")
     mined.add_argument("--operators", type=_positive, default=3, help="of a program, at most")
     mined.add_argument("--seed", type=int, default=0, help="of the values that are compared")
     mined.add_argument("--count", action="store_true", help="candidates only: nothing is proved")
@@ -205,7 +212,7 @@ def _run(given: argparse.Namespace, console: Console) -> int:
 
 
 def _validate(given: argparse.Namespace, console: Console) -> int:
-    path = Path(given.program)
+    path, validate = Path(given.program), import_module(_VALIDATE)
     if path.suffix == validate.KERNEL:
         reports = [validate.validate_kernel(*validate.read_kernel(path), targets.default())]
     else:
@@ -222,15 +229,14 @@ def _bisect(given: argparse.Namespace, console: Console) -> int:
     if not any(r.rows for r in reports):
         console.print("[green]right:[/] the results agree with float64, there is nothing to find")
         return 0
-    return validate.show(reports, given.out, given.passes, console)
+    return import_module(_VALIDATE).show(reports, given.out, given.passes, console)
 
 
-def _stages(
-    given: argparse.Namespace, console: Console, only_if_wrong: bool
-) -> list[validate.Report]:
+def _stages(given: argparse.Namespace, console: Console, only_if_wrong: bool) -> list[Report]:
     loaded, options = load(given.program), Options(passes=given.passes)
     with demos.shown(console, f"judging {loaded.name}"):
         if loaded.graph is not None:
+            validate = import_module(_VALIDATE)
             judge = validate.bisect_graph if only_if_wrong else validate.validate_graph
             return [judge(loaded.graph, options)]
         bisect = torch_side(_BISECT, "taking a torch program apart").bisect
@@ -240,7 +246,7 @@ def _stages(
 
 
 def _optimize(given: argparse.Namespace, console: Console) -> int:
-    loaded = load(given.program)
+    loaded, optimize = load(given.program), import_module(_OPTIMIZE)
 
     def compiled(listed: Pipeline) -> Explanation:
         return _explained(loaded, given, passes=listed, optimize="search")
@@ -252,11 +258,12 @@ def _optimize(given: argparse.Namespace, console: Console) -> int:
 
 
 def _rules(given: argparse.Namespace, console: Console) -> int:
-    return rules.show(given.name, given.json, console)
+    return import_module(_RULES).show(given.name, given.json, console)
 
 
 def _mine(given: argparse.Namespace, console: Console) -> int:
-    return mine.show(given.vocabulary, given.operators, given.seed, given.out, given.count, console)
+    how = given.operators, given.seed, given.out, given.count
+    return import_module(_MINE).show(given.vocabulary, *how, console)
 
 
 def _passes(given: argparse.Namespace, console: Console) -> int:

@@ -13,7 +13,7 @@ from tilewright.ir.rewrite import RuleSet
 def all_rules() -> tuple[Rule, ...]:
     """Every rule of the folder, in the order of modules and within them."""
     found: dict[str, Rule] = {}
-    for module in import_all(__name__):
+    for module in import_all(__name__, recursive=False):
         for rule in getattr(module, "RULES", ()):
             if rule.name in found:
                 raise TypeError(f"two rules are called {rule.name}")
@@ -29,7 +29,7 @@ def rules(changes: str = "nothing", families: tuple[str, ...] = ()) -> RuleSet:
     """
     allowed = CHANGES[: CHANGES.index(changes) + 1]
     chosen: list[Rule] = []
-    for module in import_all(__name__):
+    for module in import_all(__name__, recursive=False):
         family = module.__name__.rsplit(".", 1)[-1]
         on_request = getattr(module, "ON_REQUEST", False)
         if (family in families) if families else not on_request:

@@ -177,3 +177,20 @@ def test_compiling_with_validation(program: Path, monkeypatch: pytest.MonkeyPatc
     FAULTS["a - b becomes a + b"].plant(monkeypatch)
     with pytest.raises(tw.TilewrightError, match="rule sub-wrong"):
         tw.compile(f, x, y, validate=True)
+
+
+def test_what_cannot_be_run_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not said to be right."""
+    from tilewright.driver.looking import bisect_torch
+    from tilewright.driver.looking.compare import Error
+    from tilewright.driver.torch.options import TorchOptions
+
+    def refused(*_: object) -> None:
+        raise bisect_torch.Invalid("not alone")
+
+    monkeypatch.setattr(bisect_torch, "captured", refused)
+    made = torch.fx.symbolic_trace(lambda x: torch.sin(x))
+    capture = bisect_torch.Capture([(made, [torch.ones(3)])])
+    error = Error(1.0, 0.0, 0.0, "it is wrong")
+    found = bisect_torch._capture_fault(capture, error, TorchOptions.parse({}))
+    assert found.said.endswith("but for those that cannot be run alone: torch.sin"), found

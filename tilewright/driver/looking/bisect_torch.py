@@ -138,12 +138,16 @@ def bisect(
 
 def _capture_fault(capture: Capture, error: Error, options: TorchOptions) -> Fault:
     """The first operator whose translation computes something else."""
+    unjudged: dict[str, None] = {}
     for gm, args in capture.modules:
         finder = _Finder(gm, options)
         finder.run(*args)
         if finder.fault is not None:
             return finder.fault
+        unjudged |= finder.unjudged
     said = f"{error.problem}; each operator alone is right"
+    if unjudged:
+        said += f", but for those that cannot be run alone: {', '.join(unjudged)}"
     return Fault("capture", "the graph", said)
 
 
@@ -154,6 +158,7 @@ class _Finder(torch.fx.Interpreter):
         super().__init__(gm)
         self.options = options
         self.fault: Fault | None = None
+        self.unjudged: dict[str, None] = {}  # operators that cannot be run alone
 
     def run_node(self, n: torch.fx.Node) -> Any:
         before = pytree.tree_map(_copy, self.fetch_args_kwargs_from_env(n))
@@ -176,18 +181,20 @@ class _Finder(torch.fx.Interpreter):
             a, k = pytree.tree_unflatten(every, form)
             if n.op == "call_method":
                 return getattr(a[0], str(n.target))(*a[1:], **k)
-            return n.target(*a, **k)  # type: ignore[operator]
+            assert callable(n.target), f"{n.target} is a function"
+            return n.target(*a, **k)
 
+        name = n._pretty_print_target(n.target)
         try:
             eager = alone(*_copies(tensors))
             reference = alone(*(x.double() if x.is_floating_point() else x for x in tensors))
             ours = captured(alone, tensors, self.options).result
         except (TilewrightError, RuntimeError, TypeError, torch._dynamo.exc.TorchDynamoException):
-            return None  # it has no meaning alone
+            self.unjudged[name] = None
+            return None
         error = agrees(ours, eager, reference)
         if error.right:
             return None
-        name = n._pretty_print_target(n.target)
         place = place_of(n)
         text = _program(n, tensors)
         said = str(error.problem)

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from tilewright.base.errors import Invalid
 from tilewright.driver.looking.tables import new_table, rendered
 from tilewright.superopt.enumerate import Level, enumerated
 from tilewright.superopt.mine import Mined, mine
@@ -23,6 +24,9 @@ def show(
     name: str, operators: int, seed: int, out: Path | None, count: bool, console: Console
 ) -> int:
     """Mine a vocabulary, show what was found, write the rules. With `count` nothing is proved."""
+    if name not in VOCABULARIES:
+        known = ", ".join(sorted(VOCABULARIES))
+        raise Invalid(f"no vocabulary is called {name}", hint=f"there are {known}")
     began = time.perf_counter()
     table = new_table("operators", "candidates", "new values", "equalities", "seconds so far")
 

@@ -30,7 +30,6 @@ from tilewright.superopt.search_pass import Search
 from tilewright.superopt.terms import Equality
 from tilewright.targets import default as default_target
 
-BUDGET = 60  # seconds of a search
 DRAWN = 40  # changed operators of a picture, at most
 
 Compile = Callable[[Pipeline], object]

@@ -28,24 +28,24 @@ ALIGN = 256  # bytes: a tensor of an allocation begins at a multiple of this
 FEWEST = 8  # fewer tensors are not worth it
 _ITEMS = 24  # where a list has the address of its items
 _TYPE = 8  # where an object has its type
+
+
+def _loads(base: str, *names: str) -> str:
+    """Names for the words at an address, one after the other: `#` before one that is a number."""
+    lines = []
+    for k, name in enumerate(names):
+        kind, plain = ("i64", name[1:]) if name[0] == "#" else ("ptr", name)
+        lines.append(f"  %{plain}.at = getelementptr i64, ptr %{base}, i64 {k}")
+        lines.append(f"  %{plain} = load {kind}, ptr %{plain}.at")
+    return "\n".join(lines)
+
+
 # `state`: functions, count and records. A record: which base, rank, sizes, strides, offset.
-_MAKE = """
-define ptr @tw_parts(ptr %state, ptr %bases) {
+_MAKE = f"""
+define ptr @tw_parts(ptr %state, ptr %bases) {{
 entry:
   %made = alloca ptr
-  %part = load ptr, ptr %state
-  %s1 = getelementptr ptr, ptr %state, i64 1
-  %wrap = load ptr, ptr %s1
-  %s2 = getelementptr ptr, ptr %state, i64 2
-  %delete = load ptr, ptr %s2
-  %s3 = getelementptr ptr, ptr %state, i64 3
-  %new = load ptr, ptr %s3
-  %s4 = getelementptr ptr, ptr %state, i64 4
-  %set = load ptr, ptr %s4
-  %s5 = getelementptr i64, ptr %state, i64 5
-  %count = load i64, ptr %s5
-  %s6 = getelementptr ptr, ptr %state, i64 6
-  %records = load ptr, ptr %s6
+{_loads("state", "part", "wrap", "delete", "new", "set", "#count", "records")}
   %list = call ptr %new(i64 %count)
   %none = icmp eq ptr %list, null
   br i1 %none, label %end, label %loop
@@ -55,16 +55,8 @@ loop:
   br i1 %more, label %one, label %end
 one:
   %first = mul i64 %k, 5
-  %r0 = getelementptr i64, ptr %records, i64 %first
-  %which = load i64, ptr %r0
-  %r1 = getelementptr i64, ptr %r0, i64 1
-  %rank = load i64, ptr %r1
-  %r2 = getelementptr i64, ptr %r0, i64 2
-  %sizes = load ptr, ptr %r2
-  %r3 = getelementptr i64, ptr %r0, i64 3
-  %strides = load ptr, ptr %r3
-  %r4 = getelementptr i64, ptr %r0, i64 4
-  %offset = load i64, ptr %r4
+  %record = getelementptr i64, ptr %records, i64 %first
+{_loads("record", "#which", "#rank", "sizes", "strides", "#offset")}
   %base = getelementptr ptr, ptr %bases, i64 %which
   %code = call i32 %part(ptr %base, i64 %rank, ptr %sizes, ptr %strides, i64 %offset, ptr %made)
   %bad = icmp ne i32 %code, 0
@@ -80,33 +72,20 @@ failed:
   ret ptr null
 end:
   ret ptr %list
-}
+}}
 """
 # `state`: functions, two types, count and records. A record: which object, how many strides, where
 # they are. An empty list where an object is no tensor, lies otherwise, or has no memory.
-_READ = """
+_READ = f"""
 define ptr @tw_addresses(ptr %state, ptr %objects) {{
 entry:
   %found = alloca ptr
-  %tell = load ptr, ptr %state
-  %s1 = getelementptr ptr, ptr %state, i64 1
-  %stride = load ptr, ptr %s1
-  %s2 = getelementptr ptr, ptr %state, i64 2
-  %new = load ptr, ptr %s2
-  %s3 = getelementptr ptr, ptr %state, i64 3
-  %set = load ptr, ptr %s3
-  %s4 = getelementptr ptr, ptr %state, i64 4
-  %number = load ptr, ptr %s4
-  %s5 = getelementptr ptr, ptr %state, i64 5
-  %drop = load ptr, ptr %s5
-  %s6 = getelementptr ptr, ptr %state, i64 6
-  %plain = load ptr, ptr %s6
-  %s7 = getelementptr ptr, ptr %state, i64 7
-  %weight = load ptr, ptr %s7
-  %s8 = getelementptr i64, ptr %state, i64 8
-  %count = load i64, ptr %s8
-  %s9 = getelementptr ptr, ptr %state, i64 9
-  %records = load ptr, ptr %s9
+{
+    _loads(
+        *("state", "tell", "stride", "new", "set", "number", "drop"),
+        *("plain", "weight", "#count", "records"),
+    )
+}
   %list = call ptr %new(i64 %count)
   %none = icmp eq ptr %list, null
   br i1 %none, label %end, label %loop
@@ -116,22 +95,18 @@ loop:
   br i1 %more, label %one, label %end
 one:
   %first = mul i64 %k, 3
-  %r0 = getelementptr i64, ptr %records, i64 %first
-  %which = load i64, ptr %r0
-  %r1 = getelementptr i64, ptr %r0, i64 1
-  %rank = load i64, ptr %r1
-  %r2 = getelementptr i64, ptr %r0, i64 2
-  %wanted = load ptr, ptr %r2
+  %record = getelementptr i64, ptr %records, i64 %first
+{_loads("record", "#which", "#rank", "wanted")}
   %place = getelementptr ptr, ptr %objects, i64 %which
   %object = load ptr, ptr %place
-  %kind.at = getelementptr i8, ptr %object, i64 {type}
+  %kind.at = getelementptr i8, ptr %object, i64 {_TYPE}
   %kind = load ptr, ptr %kind.at
   %is.plain = icmp eq ptr %kind, %plain
   %is.weight = icmp eq ptr %kind, %weight
   %known = or i1 %is.plain, %is.weight
   br i1 %known, label %look, label %other
 look:
-  %tensor = getelementptr i8, ptr %object, i64 {tensor}
+  %tensor = getelementptr i8, ptr %object, i64 TENSOR
   %code = call i32 %stride(ptr %tensor, ptr %found)
   %fine = icmp eq i32 %code, 0
   br i1 %fine, label %lies, label %other
@@ -272,7 +247,7 @@ def _native() -> tuple[Any, Any]:
     """What makes tensors, and what reads addresses: None where it is not known how tensors lie in
     Python's objects."""
     places = find_places()
-    read = _READ.format(type=_TYPE, tensor=places.tensor) if places is not None else ""
+    read = _READ.replace("TENSOR", str(places.tensor)) if places is not None else ""
     library = Library([cached_object(_MAKE + read, host())], {})
     words = (ctypes.c_void_p, ctypes.c_void_p)
     names = ("tw_parts", "tw_addresses") if read else ("tw_parts",)

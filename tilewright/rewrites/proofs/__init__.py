@@ -8,5 +8,6 @@ reals.py       the laws of real numbers, for rules that say that they round diff
 logic.py       truth values as sums of products
 form.py        normal forms of values
 equality.py    when two nodes are equal
+modular.py     exact evaluation modulo a prime, for what has no normal form
 prove.py       a rule proved, or tested where it says so
 """
