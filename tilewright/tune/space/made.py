@@ -10,14 +10,11 @@ from dataclasses import replace
 
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import Applied
-from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Work
-from tilewright.kernel.schedule import default_schedule
-from tilewright.kernel.step import Trace
-from tilewright.tune.candidates import candidates
 from tilewright.tune.space.decision import Decision
 from tilewright.tune.space.draft import Draft
 from tilewright.tune.space.rules import RULES
+from tilewright.tune.space.sketches import sketches
 from tilewright.tune.space.space import Condition, OpenStep, Space
 
 SKETCH = "sketch"
@@ -53,24 +50,3 @@ def pruned(draft: Draft, applied: Applied) -> Space:
         return replace(d, values=tuple(legal))
 
     return replace(space, decisions=tuple(map(left, space.decisions)))
-
-
-def sketches(work: Work, target: Target, applied: Applied) -> list[Trace]:
-    """Distinct schedules to open, the default first."""
-    found = [default_schedule(work, target, applied=applied)[0]]
-    if isinstance(work, Group) and target.grid is None:
-        found += [c.trace for c in candidates(work, target, thorough=True)]
-    shapes: dict[tuple[object, ...], Trace] = {}
-    for trace in found:
-        shapes.setdefault(_shape(trace), trace)
-    return list(shapes.values())
-
-
-def _shape(trace: Trace) -> tuple[object, ...]:
-    """Traces that differ only in what rules open are one sketch."""
-    opened = ("factor", "grain", "distance", "level")
-    return tuple(
-        (type(s), *((k, v) for k, v in vars(s).items() if k not in opened)) for s in trace
-    )
-
-
