@@ -1,0 +1,1 @@
+"""Models that guess which schedule is faster: analytic, or learned from measurements."""
