@@ -13,7 +13,6 @@ from tilewright.base.errors import TilewrightError
 from tilewright.base.messages import Receiver, send
 from tilewright.ir.target import Target
 from tilewright.kernel.nest import start
-import tilewright.kernel.steps  # registers all: traces name them
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.text import parse_group
 from tilewright.runtime import pool

@@ -133,7 +133,10 @@ def _values(model: CostModel, s: Store | None, along: Sym | None) -> Iterator[tu
         kinds[_walked(model, x, along)] += 1
     for kind, n in kinds.items():
         yield f"loads that are {kind}", float(n)
-    yield "registers read", float(sum(model.buffers[str(x.source)].scope == "register" for x in loads))
+    yield (
+        "registers read",
+        float(sum(model.buffers[str(x.source)].scope == "register" for x in loads)),
+    )
 
 
 def _walked(model: CostModel, x: Load, along: Sym | None) -> str:

@@ -56,9 +56,7 @@ class State:
     seen: set[Trace] = field(default_factory=set)
     drawn: int = 0
 
-    def draw(
-        self, prefer: Callable[[Decision], Sequence[Plain]] | None = None
-    ) -> Point | None:
+    def draw(self, prefer: Callable[[Decision], Sequence[Plain]] | None = None) -> Point | None:
         """A legal point at random that is not too long to compile."""
         self._forget()
         found = self.space.draw(self.group, self.rng, prefer, self.applied)

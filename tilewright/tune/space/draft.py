@@ -15,7 +15,6 @@ from tilewright.kernel.step import Step, Trace
 from tilewright.tune.space.decision import Decision, Open, Plain
 from tilewright.tune.space.space import Condition, OpenStep, Space
 
-
 # Kinds of loops that have no iterations when a program runs.
 WRITTEN_OUT = frozenset(("unroll", "lane", "tensor"))
 
@@ -114,4 +113,6 @@ def trips(nest: Nest, loop: str) -> int:
     """Iterations of a loop, at most; guessed where they are no constant."""
     found = [x.extent for x, _ in find(nest, loop)]
     tops = [D.bounds(e)[1] for e in found]
-    return max((int(t) if t < D.INF else guess(e) for t, e in zip(tops, found, strict=True)), default=1)
+    return max(
+        (int(t) if t < D.INF else guess(e) for t, e in zip(tops, found, strict=True)), default=1
+    )

@@ -38,7 +38,6 @@ from tilewright.tune.space.decision import (
     parse_argument,
 )
 
-
 # Values of a step's own decisions that are tried before a point is given up.
 MOST_TRIES = 32
 
@@ -284,4 +283,3 @@ def _open_step(line: str) -> OpenStep:
     kind = STEPS[call.func.id]
     arguments = tuple((a.arg, parse_argument(a.value)) for a in call.keywords if a.arg)
     return OpenStep(kind, arguments, tuple(when), attempted)
-

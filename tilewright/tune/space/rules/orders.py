@@ -23,9 +23,7 @@ def open_orders(draft: Draft) -> None:
         written_out = [bool(draft.kinds(x)) and draft.kinds(x) <= WRITTEN_OUT for x in order]
         free = written_out.index(True) if True in written_out else len(order)
         first = max(0, free - MOST)
-        values = [
-            (*order[:first], *p, *order[free:]) for p in permutations(order[first:free])
-        ]
+        values = [(*order[:first], *p, *order[free:]) for p in permutations(order[first:free])]
         if len(values) > 1:
             name = draft.decide(f"order_{order[-1]}", values, order)
             draft.open(item, order=name)
