@@ -36,6 +36,7 @@ class Record:
     usual: float | None
     given: dict[str, Any] = field(default_factory=dict)  # the decisions that led to the trace
     fault: str = ""
+    why: str = ""
     trials: int = 0  # of a best one: how many were measured
     version: str = ""
     form: int = FORM
@@ -134,6 +135,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "usual": (float, int, type(None)),
     "given": (dict,),
     "fault": (str,),
+    "why": (str,),
     "trials": (int,),
     "version": (str,),
     "form": (int,),

@@ -48,6 +48,7 @@ class Tuning:
     space: Space | None = None
     trials: list[Trial] = field(default_factory=list)
     ended: bool = False
+    problem: str = ""  # why it ended early
     seconds: float | None = None  # of the default schedule, as last measured
     state: State = field(init=False)
 
@@ -79,6 +80,8 @@ class Tuning:
         first, *verdicts = self.measuring.measure(self._text, traces)
         self.measuring.rounds = usual
         self.seconds = first.seconds or self.seconds
+        if first.seconds is None:  # nothing can be compared with it
+            self.ended, self.problem = True, f"its default schedule {first.fault}: {first.why}"
         out = []
         for k, (p, v) in enumerate(zip(points, verdicts, strict=True)):
             known = v.seconds is not None and first.seconds is not None

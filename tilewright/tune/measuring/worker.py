@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from typing import IO
 
 from tilewright.base.errors import TilewrightError
@@ -57,6 +58,7 @@ def found(job: Job, begins: IO[bytes]) -> list[Verdict]:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
     families()  # declares their instructions
+    import_module("tilewright.kernel.steps")  # registers all of them: traces name them
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything else prints is no answer
     received = Receiver(jobs)
