@@ -50,6 +50,11 @@ class Record:
     def ratio(self) -> float | None:
         return self.seconds / self.usual if self.seconds and self.usual else None
 
+    @property
+    def gains(self) -> bool:
+        """Is it faster than the default schedule? Otherwise it only says that tuning is done."""
+        return self.ratio is not None and self.ratio < 1
+
     def line(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 

@@ -73,6 +73,7 @@ from tilewright.runtime.program_data import KernelInfo, ProgramData, Recipe, Sto
 from tilewright.runtime.shared import recipes_of
 from tilewright.tune.choose import Chooser, Chosen, Default, Picker
 from tilewright.tune.choosers import choose_all
+from tilewright.tune.recorded import recorded
 
 if TYPE_CHECKING:  # loaded where there is a GPU
     from tilewright.runtime.cuda.machine import Machine
@@ -264,6 +265,7 @@ class _Builder:
         self.marks = Marks() if profile else None
         self.target, self.log, self.stages, self.phases = target, log, stages, phases
         self.cache = Cache.from_knobs(log)
+        self.recorded = recorded(target, pool.get_threads(), log)
         self.kernels: dict[str, _Kernel] = {}
         self.alike: dict[Hashable, _Kernel] = {}
         self.entries: list[Entry] = []
@@ -463,10 +465,16 @@ class _Builder:
     def _compile(self, kernels: Sequence[_Kernel]) -> None:
         """Objects for distinct kernels: from the cache, or by the compilers from now on."""
         todo: list[tuple[_Kernel, KernelStages, str]] = []
+        known: dict[str, Chosen] = {}
         for k in kernels:
             stages = self.stages.kernel(k.symbol)
             given = self.schedules.traces.get(k.symbol)
             how = self.by.name if given is None else f"given\n{print_trace(given)}"
+            if given is None:
+                tuned = self.recorded.chosen(k.text, k.group, self.log)
+                if tuned is not None:
+                    known[k.symbol] = tuned
+                    how = f"a record\n{print_trace(tuned.trace)}"
             key = f"{self.target.key()}\n{k.text}\n{how}\n{self.code.form}"
             hit = None if stages.dumping or stages.is_edited else self.cache.get("kernel", key)
             if hit is not None:
@@ -477,12 +485,13 @@ class _Builder:
                 self.code.known(k.symbol, k.image)
             else:
                 todo.append((k, stages, key))
-        mine = [k for k, _, _ in todo if k.symbol not in self.schedules.traces]
+        decided = self.schedules.traces.keys() | known.keys()
+        mine = [k for k, _, _ in todo if k.symbol not in decided]
         # What measures goes first, while nothing else runs.
         clocked = {k.symbol: k.group for k in mine if self.by.alone}
         if clocked:
             self.compilers.finish()
-        chosen = choose_all(self.by, clocked, self.target) if clocked else {}
+        chosen = known | (choose_all(self.by, clocked, self.target) if clocked else {})
 
         for k in kernels:
             if k.symbol in self.schedules.traces:
@@ -519,14 +528,15 @@ class _Builder:
             self._keep(k, stages, key)
 
         request = None
-        plain = not (k.symbol in self.schedules.traces or stages.dumping or stages.is_edited)
+        given = found is not None or k.symbol in self.schedules.traces
+        plain = not (given or stages.dumping or stages.is_edited)
         if plain and self.trials is not None:
             if self.trials.begin(k.group, k.text, taken):
                 return
             request = request_for(k.symbol, k.text, RULES, self.target, self.code)
         elif plain and self.by == CHOOSERS.get(self.by.name):
-            given = k.symbol, k.text, self.by.name, self.target
-            request = Request(*given, None, *code_kinds(self.code))
+            what = k.symbol, k.text, self.by.name, self.target
+            request = Request(*what, None, *code_kinds(self.code))
         here = partial(self._write, k, stages, key, found)
         self.compilers.add(Kernel(len(k.text), here, taken, request))
 
