@@ -15,6 +15,7 @@ from tilewright.base.errors import Refused
 from tilewright.graph.row_blocks import block_threads
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load, extent, loads
+from tilewright.ir.target import Grid
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.grid_lanes import vector_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
@@ -44,6 +45,8 @@ RESIDENT = 2  # blocks of a multiprocessor that there are registers for
 # are one turn of the last product.
 LEFT = 24 * 1024
 EARLY_BESIDE = 4
+# Blocks of a row there, each with a part of the columns of the last product.
+MOST_PARTS: int = 2
 
 
 def schedule_early_row_blocks(s: Scheduler) -> bool:
@@ -82,6 +85,11 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     if not D.known_le(row.extent, s.target.grid.multiprocessors):
         return False
     lanes = vector_lanes(s, [last, host], s.path(last)[-2].var, column.var)
+    parts = _parts(s.target.grid, row, column, lanes) if room else 1
+    if parts > 1:
+        s.do(Split(column.name, int(column.extent) // parts))
+        s.do(Fuse(row.name, f"{column.name}.0", f"{row.name}.p"))
+        row, column = s.path(host)
     by = block_threads(int(column.extent), lanes) if isinstance(column.extent, int) else None
     if by is None:
         return False
@@ -125,6 +133,17 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     s.do(Pragma(row.name, "resident", 1 if block.copies else RESIDENT))
     s.do(Synchronise())
     return True
+
+
+def _parts(grid: Grid, row: Loop, column: Loop, lanes: int) -> int:
+    """Of how many blocks each has some columns of a row, and makes what these need again: as many
+    as leave half of the multiprocessors to the next launch, whose copies begin meanwhile."""
+    rows, columns = row.extent, column.extent
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        return 1
+    found = [k for k in range(1, MOST_PARTS + 1) if columns % k == 0]
+    fits = [k for k in found if block_threads(columns // k, lanes) is not None]
+    return max((k for k in fits if 2 * rows * k <= grid.multiprocessors), default=1)
 
 
 def _read_first(s: Scheduler, stages: list[str]) -> dict[str, str]:
