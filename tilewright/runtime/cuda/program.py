@@ -20,13 +20,11 @@ from operator import ne, or_
 from threading import Lock
 from typing import Any
 
-from tilewright.base import knobs
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.types import TensorType
 from tilewright.llvm.objects import cached_ptx
 from tilewright.runtime.cuda import write_back
-from tilewright.runtime.cuda.branches import waits_of
 from tilewright.runtime.cuda.fetching import fetching
 from tilewright.runtime.cuda.image import EntryImage, KernelImage, from_bytes
 from tilewright.runtime.cuda.machine import Machine
@@ -378,10 +376,9 @@ class CudaProgram(Program):
             for p in straight
         ]
         early = begins_early(straight, addresses)
-        waits = waits_of(straight, len(addresses) - 1) if knobs.gpu_branches.get() else None
         libraries = self.machine.libraries
         if libraries is None:
-            return Replay(self.machine.device, launches, early=early, waits=waits)
+            return Replay(self.machine.device, launches, early=early)
         if room.libraries is None and any(isinstance(p, PlannedCall) for p in straight):
             room.libraries = libraries.room()
         return Replay(
@@ -389,7 +386,6 @@ class CudaProgram(Program):
             launches,
             lambda call, values: libraries.recorded(call, values, room.libraries),
             early,
-            waits,
         )
 
     def _new_room(self, stream: int) -> _Room:
