@@ -5,7 +5,7 @@ time of one goes.
     python -m tests.gpu.decode_times                      # all forms
     python -m tests.gpu.decode_times --forms early,timed --phases
     python -m tests.gpu.decode_times --forms overlap --resident 2
-    python -m tests.gpu.decode_times --forms graph,overlap,whole --fetch 0,8,16,24,32
+    python -m tests.gpu.decode_times --forms graph,overlap,whole --fetch 0,16,24,32,24+8
 
 Lines are printed as they are found, with the seconds since the beginning; the last ones are a table
 of all forms, timed in turn, whose results were compared with those of the first one. Forms: `early`
@@ -13,9 +13,9 @@ is one kernel whose tasks begin before they wait, `timed` the same with the time
 ends, shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels,
 `waiting` the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap`
 one of kernels that copy first, and then wait; in `all overlap` others wait themselves, too, and in
-`whole` a row of attention is one block. With `--fetch`, forms whose launches fetch for later ones
-are also timed with so many MiB of it. Programs are cached by what they are, not by such details:
-set TILEWRIGHT_CACHE=off.
+`whole` a row of attention is one block. With `--fetch`, launches of forms that begin early fetch so
+many MiB for later ones: after one of few blocks + before it (runtime/cuda/fetching.py). Programs
+are cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from tilewright import targets
 from tilewright.base import knobs
 from tilewright.kernel.defaults import grid_row_blocks, grid_streams
 from tilewright.llvm import tasks as layout
-from tilewright.runtime.cuda.fetching import MOST, fetching
+from tilewright.runtime.cuda.fetching import MOST, SOONER, fetching
+from tilewright.runtime.cuda.plan import Planned
 from tilewright.runtime.cuda.program import CudaProgram
 from tilewright.runtime.cuda.replay import Replay
 from tilewright.runtime.cuda.tasks import begins_early
-
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,12 @@ class Contender:
     results: Sequence[torch.Tensor]
 
 
-def fetches(fast: Any, inputs: tuple[torch.Tensor, ...], mib: Sequence[int]) -> Iterator[Contender]:
-    """The launches of a form that has run, with so much that is fetched for later ones. Each gives
-    the same results as the form, where the form's latest call left them."""
+def fetches(
+    fast: Any, inputs: tuple[torch.Tensor, ...], sizes: Sequence[str]
+) -> Iterator[Contender]:
+    """The launches of a form that has run, with so many MiB that are fetched for later ones, by a
+    launch after one of few blocks + by one before it. Each gives the same results as the form,
+    where the form's latest call left them."""
     results = fast(*inputs)
     (made,) = fast.units[0].programs
     (room,) = made._rooms.values()
@@ -192,8 +195,13 @@ def fetches(fast: Any, inputs: tuple[torch.Tensor, ...], mib: Sequence[int]) -> 
     addresses, device = shape.graphs[0].addresses, made.machine.device
     assert {x.data_ptr() for x in results} <= set(addresses), "results are elsewhere"
     stream = made.machine.stream()
-    for size in mib:
-        own = fetching(shape.plan.straight, dict(device.facts)["multiprocessors"], size << 20)
+    multiprocessors = dict(device.facts)["multiprocessors"]
+    for size in sizes:
+        most, _, sooner = size.partition("+")
+        mib = int(most) << 20, int(sooner or "0") << 20
+        found = fetching(shape.plan.straight, multiprocessors, *mib)
+        own = [p for p in found if isinstance(p, Planned)]
+        assert len(own) == len(found), "a library computes a part of it"
         if made.tasks is not None:
             replay = made.tasks.replay(own, addresses)
         else:
@@ -259,7 +267,8 @@ def main() -> None:
     parser.add_argument("--phases", action="store_true", help="each kind of phases alone")
     parser.add_argument("--resident", type=int, help="blocks of a multiprocessor that copy early")
     parser.add_argument("--predict", action="store_true", help="only what is expected")
-    parser.add_argument("--fetch", default=str(MOST >> 20), help="MiB, separated by commas")
+    default = f"{MOST >> 20}+{SOONER >> 20}"
+    parser.add_argument("--fetch", default=default, help="MiB, separated by commas")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rate", type=float, default=4.2e12, help="bytes a second of memory")
     given = parser.parse_args()
@@ -272,15 +281,15 @@ def main() -> None:
         grid_streams.RESIDENT = given.resident
     net, inputs = example(size, torch.bfloat16, "cuda")
     say("the model is there")
-    mib = [int(x) for x in given.fetch.split(",")]
+    sizes = given.fetch.split(",")
     found: dict[str, Contender] = {}
     with torch.no_grad():
         for form in given.forms.split(","):
             try:
                 fast = compiled(net, form, inputs)
                 (made,) = fast.units[0].programs
-                made_of = fetches(fast, inputs, mib)
-                own = {f"{form}, {x} MiB": y for x, y in zip(mib, made_of, strict=True)}
+                each = zip(sizes, fetches(fast, inputs, sizes), strict=True)
+                own = {f"{form}, {x} MiB": y for x, y in each}
                 found |= own if FORMS[form].fetches else {form: next(iter(own.values()))}
                 call = next(iter(own.values())).call
                 say(f"{form}: {medians({form: [call]}, 20)[form] * 1e6:.0f} us")

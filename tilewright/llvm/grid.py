@@ -132,8 +132,8 @@ def emit_kernels(
     """The module of a nest that is legal for the target (kernel/legal/). Arguments whose addresses
     are not multiples of 16 bytes need one that was made with a smaller `alignment`. As `tasks` its
     launches are functions that a block of another kernel calls (llvm/tasks.py). A kernel that
-    `waits` for earlier ones itself does it where it begins, unless its nest says where; there it may
-    take what it `fetches` for later ones."""
+    `waits` for earlier ones itself does it where it begins, unless its nest says where; it then may
+    be told what it `fetches` for later ones."""
     grid = target.grid
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
