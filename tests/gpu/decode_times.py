@@ -14,8 +14,8 @@ ends, shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of 
 `waiting` the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap`
 one of kernels that copy first, and then wait; in `all overlap` others wait themselves, too, and in
 `whole` a row of attention is one block. With `--fetch`, launches of forms that begin early fetch so
-many MiB for later ones: after one of few blocks + before it (runtime/cuda/fetching.py). Programs
-are cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
+many MiB for later ones: after one of few blocks + after others (runtime/cuda/fetching.py).
+Programs are cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tilewright import targets
 from tilewright.base import knobs
 from tilewright.kernel.defaults import grid_row_blocks, grid_streams
 from tilewright.llvm import tasks as layout
-from tilewright.runtime.cuda.fetching import MOST, SOONER, fetching
+from tilewright.runtime.cuda.fetching import MOST, SOME, fetching
 from tilewright.runtime.cuda.plan import Planned
 from tilewright.runtime.cuda.program import CudaProgram
 from tilewright.runtime.cuda.replay import Replay
@@ -186,7 +186,7 @@ def fetches(
     fast: Any, inputs: tuple[torch.Tensor, ...], sizes: Sequence[str]
 ) -> Iterator[Contender]:
     """The launches of a form that has run, with so many MiB that are fetched for later ones, by a
-    launch after one of few blocks + by one before it. Each gives the same results as the form,
+    launch after one of few blocks + by others. Each gives the same results as the form,
     where the form's latest call left them."""
     results = fast(*inputs)
     (made,) = fast.units[0].programs
@@ -197,8 +197,8 @@ def fetches(
     stream = made.machine.stream()
     multiprocessors = dict(device.facts)["multiprocessors"]
     for size in sizes:
-        most, _, sooner = size.partition("+")
-        mib = int(most) << 20, int(sooner or "0") << 20
+        most, _, some = size.partition("+")
+        mib = int(most) << 20, int(some or "0") << 20
         found = fetching(shape.plan.straight, multiprocessors, *mib)
         own = [p for p in found if isinstance(p, Planned)]
         assert len(own) == len(found), "a library computes a part of it"
@@ -267,7 +267,7 @@ def main() -> None:
     parser.add_argument("--phases", action="store_true", help="each kind of phases alone")
     parser.add_argument("--resident", type=int, help="blocks of a multiprocessor that copy early")
     parser.add_argument("--predict", action="store_true", help="only what is expected")
-    default = f"{MOST >> 20}+{SOONER >> 20}"
+    default = f"{MOST >> 20}+{SOME >> 20}"
     parser.add_argument("--fetch", default=default, help="MiB, separated by commas")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rate", type=float, default=4.2e12, help="bytes a second of memory")

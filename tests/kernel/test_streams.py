@@ -28,7 +28,18 @@ from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.group import Group
 from tilewright.kernel.interpret import RunError, run_group
 from tilewright.kernel.legal import legalise
-from tilewright.kernel.nest import Await, Barrier, Nest, Stmt, Store, Wait, start, transform, walk
+from tilewright.kernel.nest import (
+    Await,
+    Barrier,
+    Fetch,
+    Nest,
+    Stmt,
+    Store,
+    Wait,
+    start,
+    transform,
+    walk,
+)
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.text import nest_text, parse_nest
@@ -144,6 +155,17 @@ def test_a_kernel_fetches_for_later_ones_before_it_waits() -> None:
         assert "i64 %fetch1.at, i64 %fetch1.size" in head
     other = emit_kernels(legal, GPU)
     assert fetch not in other.text and not other.launches[0].ranges
+    (g,) = groups(plain(bf16, 32, 256))
+    nest = early(g, small(20480))
+    (around,) = (p for s, p in walk(nest.body) if isinstance(s, Fetch))
+    (last,) = (q for q in around if q.name.endswith(".last"))
+    turn = around[around.index(last) - 1]
+    assert isinstance(turn.extent, int)
+    times = [D.substitute(last.extent, {turn.var: k}) for k in range(turn.extent)]
+    assert times.count(1) == 1 and times.count(0) == turn.extent - 1
+    ptx = assembly(emit_kernels(legalise(nest, GPU), GPU, fetches=True).text, GPU)
+    head, _, rest = ptx.partition("griddepcontrol.wait")
+    assert fetch not in head and rest.count(fetch) == 2, "where it has begun its last copies"
     older = targets.get("cuda:80")
     assert fetch not in emit_kernels(legalise(early(g, older), older), older, fetches=True).text
 

@@ -56,14 +56,16 @@ def ranges_of(p: object) -> list[tuple[int, int]]:
     return [(p.source[k], p.base[k + 1]) for k in found if p.base[k + 1]]
 
 
-def test_while_few_blocks_run_the_next_launch_fetches_for_the_one_after_it() -> None:
+def test_a_launch_fetches_for_the_next_one() -> None:
+    """Much of it while few blocks run."""
     launches = [planned(128), planned(32), planned(128), planned(128, weights=2), planned(128)]
     made = fetching(launches, 132, 24 * MIB, 8 * MIB)
+    few = [(0, 8 * MIB // 128)]
+    assert ranges_of(made[0]) == few, "for the one after few blocks"
+    assert ranges_of(made[1]) == [(0, 8 * MIB // 32)]
     assert ranges_of(made[2]) == [(0, 12 * MIB // 128), (1, 12 * MIB // 128)]
-    assert ranges_of(made[0]) == [(0, 8 * MIB // 128)], "for the one after those blocks"
-    assert [made[k] for k in (1, 3, 4)] == [launches[k] for k in (1, 3, 4)]
-    addresses = [1000 * k for k in range(10)]
-    own = made[2]
+    assert ranges_of(made[3]) == few and made[4] is launches[4]
+    own, addresses = made[2], [1000 * k for k in range(10)]
     assert isinstance(own, Planned)
     assert own.values(addresses) == [9064, 0, 7, 0, 12 * MIB // 128, 1000, 12 * MIB // 128]
     assert fetching(made, 132, 0, 0) == tuple(launches), "it can be decided anew"
@@ -72,10 +74,10 @@ def test_while_few_blocks_run_the_next_launch_fetches_for_the_one_after_it() -> 
 def test_what_fetches_nothing() -> None:
     few, many = planned(32), planned(128)
     for launches in (
-        [many, many, many],  # memory is busy
-        [few, planned(128, ranges=0), many],
-        [few, few, few],  # later blocks wait for other things than memory
-        [few, many],
+        [many],
+        [planned(128, ranges=0), many],
+        [many, few, few],  # blocks of which wait for other things than memory
+        [many, planned(128, weights=0)],
     ):
         assert fetching(launches, 132, 24 * MIB, 8 * MIB) == tuple(launches)
     ((_, size),) = ranges_of(fetching([few, many, many], 132, 2 << 40)[1])

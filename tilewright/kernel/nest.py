@@ -194,6 +194,12 @@ class Await:
 
 
 @dataclass(frozen=True)
+class Fetch:
+    """Here a block has begun its last copies, and memory is free for those of later launches: it
+    fetches what it is told to (runtime/cuda/fetching.py). Without one, the Await is that place."""
+
+
+@dataclass(frozen=True)
 class Prefetch:
     """Prefetches the cache line of an element, which may lie outside its buffer, and those that
     follow it, `lines` in all, into the first cache or only into the one of a later `level`; reads
@@ -258,10 +264,10 @@ class Report:
     condition: Value | None = None
 
 
-Fence = Union[Barrier, Commit, Wait, Acquire, Release, Await]
+Fence = Union[Barrier, Commit, Wait, Acquire, Release, Await, Fetch]
 Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
 # What orders the threads of a block, and computes nothing.
-FENCES = (Barrier, Commit, Wait, Acquire, Release, Await)
+FENCES = (Barrier, Commit, Wait, Acquire, Release, Await, Fetch)
 BRANCHES = (If, While, Atomic, Report)  # what steps do not move anything across
 
 

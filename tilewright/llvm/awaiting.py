@@ -27,6 +27,7 @@ class Awaiting:
     task: bool
     launch: bool  # does a launch wait for those before it itself?
     ranges: int  # that it fetches for later launches
+    fetches_later: bool  # not here, but at a Fetch
 
     def parameters(self) -> list[str]:
         """What it takes for that: where each range begins, and how much of it every block has."""
@@ -36,12 +37,17 @@ class Awaiting:
         """A task waits for the phases before it. A launch waits for those before it, if it was made
         to begin earlier (runtime/cuda/replay.py), and lets the next one begin."""
         self._fetch(s.fetched)
-        for k in range(self.ranges):
-            self._fetch_range(k)
+        if not self.fetches_later:
+            self.fetch()
         if self.task:
             self.w.line(f"call void @{AWAIT}({AWAITED}) convergent")
         elif self.launch:
             self.meet()
+
+    def fetch(self) -> None:
+        """What it was told to fetch for later launches."""
+        for k in range(self.ranges):
+            self._fetch_range(k)
 
     def meet(self) -> None:
         for what in ("launch_dependents", "wait"):

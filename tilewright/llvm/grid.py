@@ -31,6 +31,7 @@ from tilewright.kernel.nest import (
     Await,
     Barrier,
     Fence,
+    Fetch,
     Loop,
     Nest,
     Release,
@@ -204,6 +205,7 @@ class _Module:
         self.waits = possible and (said or waits)
         self.waits_first = possible and waits and not said
         self.ranges = RANGES if fetches and said and "tma" in grid.has else 0
+        self.fetches_later = any(isinstance(s, Fetch) for s, _ in walk(launch))
         self.threads = x, y, z = _threads_of(launch, grid)
         self.roles = role_loop(launch) is not None
         # Registers of the threads, some of which the producer gives them.
@@ -329,7 +331,8 @@ class _Thread:
         local = {x: b for x, b in buffers.items() if x not in given}
         self.own = own_parts(m.n, m.launch, local)
         self.positions = Positions(self.w, m.all_threads, m.task)
-        self.awaiting = Awaiting(self.w, self.positions, self.c.args, m.task, m.waits, m.ranges)
+        how = m.task, m.waits, m.ranges, m.fetches_later
+        self.awaiting = Awaiting(self.w, self.positions, self.c.args, *how)
         some = m.task or m.roles
         self.sums = ThreadSums(self.w, self.positions, self.shared, m.threads, some)
         self.roles, self.registers = m.roles, m.registers
@@ -581,6 +584,8 @@ class _Thread:
             self.awaiting.wait(s)
             if self.awaiting.task:
                 self.sums.barrier()
+        elif isinstance(s, Fetch):
+            self.awaiting.fetch()
         else:
             self.bulk.commit()
 

@@ -1,10 +1,11 @@
 """What launches fetch for later ones.
 
-A launch of few blocks, such as attention of one token, leaves most multiprocessors and most of the
-memory's rate unused. The next launch has begun by then and waits (llvm/awaiting.py): meanwhile its
-blocks bring to the cache what the launch after it will read first. So does the launch before the
-one of few blocks for the one after that. A fetch reads nothing into the program, so it may ask for
-memory that is written later.
+Between the last copies of a launch and the first ones of the next, memory has little to do. So a
+block that has begun its last copies (`Fetch`, or `Await`; llvm/awaiting.py) brings to the cache
+what the next launch reads first. A launch of few blocks, such as attention of one token, leaves
+most multiprocessors and most of the memory's rate unused: the launch after it has begun by then and
+waits, and fetches much more. A fetch reads nothing into the program, so it may ask for memory that
+is written later.
 """
 
 from __future__ import annotations
@@ -17,33 +18,38 @@ from tilewright.runtime.cuda.plan import FIXED, Planned, PlannedBranch, PlannedC
 
 Action = Planned | PlannedCall | PlannedBranch
 
-MOST: int = 24 << 20  # bytes that a launch fetches: half of the cache of a large GPU
-SOONER: int = 0  # the same, of a launch before one of few blocks
+# Bytes that a launch fetches after one of few blocks (half of the cache of a large GPU), and after
+# another one (what memory gives in two microseconds).
+MOST: int = 24 << 20
+SOME: int = 8 << 20
 LINE = 128  # bytes that are fetched at least
 
 
 def fetching(
-    actions: Sequence[Action], multiprocessors: int, most: int = MOST, sooner: int = SOONER
+    actions: Sequence[Action], multiprocessors: int, most: int = MOST, some: int = SOME
 ) -> tuple[Action, ...]:
     """The same launches, of which some fetch up to so many bytes for others."""
+
+    def few(k: int) -> bool:
+        p = actions[k]
+        return isinstance(p, Planned) and 2 * prod(p.blocks) <= multiprocessors
+
     out = list(actions)
-    for k, p in enumerate(actions):
-        if not isinstance(p, Planned) or 2 * prod(p.blocks) > multiprocessors:
-            continue
-        for own, later, size in ((k - 1, k + 1, sooner), (k + 1, k + 2, most)):
-            if own >= 0 and later < len(out):
-                out[own] = _fetching(out[own], out[later], size, multiprocessors)
+    for k, p in enumerate(actions[:-1]):
+        if isinstance(p, Planned) and p.ranges and p.blocks[1:] == (1, 1):
+            # Few blocks wait for other things than memory.
+            later = next(
+                (x for j in (k + 1, k + 2) for x in actions[j : j + 1] if not few(j)), None
+            )
+            if isinstance(later, Planned):
+                out[k] = _fetching(p, later, most if k and few(k - 1) else some)
     return tuple(out)
 
 
-def _fetching(p: Action, later: Action, most: int, multiprocessors: int) -> Action:
+def _fetching(p: Planned, later: Planned, most: int) -> Planned:
     """A launch that fetches the beginnings of what a later one reads early, the blocks in equal
     parts. Blocks of the later one that find all their operands in the cache leave the memory's rate
-    to the others. One of few blocks waits for other things than memory."""
-    if not isinstance(p, Planned) or not isinstance(later, Planned):
-        return p
-    if not p.ranges or p.blocks[1:] != (1, 1) or 2 * prod(later.blocks) <= multiprocessors:
-        return p
+    to the others."""
     places = zip(later.arguments, later.base, later.source, later.uses or (), strict=False)
     early = [(base, source, u.size) for a, base, source, u in places if a in later.early]
     early = early[: p.ranges]
