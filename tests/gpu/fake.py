@@ -27,7 +27,7 @@ from tilewright.driver.torch.libraries import invoke
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.target import Target
 from tilewright.llvm import objects
-from tilewright.llvm.grid import Launch
+from tilewright.llvm.launch import Launch
 from tilewright.llvm.objects import compile_object
 from tilewright.runtime.cuda import program
 from tilewright.runtime.cuda.device import describe

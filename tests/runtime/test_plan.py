@@ -7,7 +7,7 @@ from typing import Any
 from tilewright.ir import dim as D
 from tilewright.kernel.tasks import ARENA, Use
 from tilewright.llvm.entry import Slot
-from tilewright.llvm.grid import Launch
+from tilewright.llvm.launch import Launch
 from tilewright.runtime.cuda.fetching import fetching
 from tilewright.runtime.cuda.image import KernelImage, Scratch, Size, Steps, Work
 from tilewright.runtime.cuda.plan import FIXED, Described, Planned, Planner

@@ -195,15 +195,13 @@ class Await:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Here a block has begun its last copies, and memory is free for those of later launches: it
-    fetches what it is told to (runtime/cuda/fetching.py). Without one, the Await is that place."""
+    """A block has begun its last copies, and fetches for later launches (else at its Await)."""
 
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Prefetches the cache line of an element, which may lie outside its buffer, and those that
-    follow it, `lines` in all, into the first cache or only into the one of a later `level`; reads
-    nothing."""
+    """Prefetches the cache line of an element, maybe outside its buffer, and those that follow it,
+    `lines` in all, into the first cache or only into that of a later `level`; reads nothing."""
 
     load: Load
     lines: int = 1

@@ -85,9 +85,8 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     if not D.known_le(row.extent, s.target.grid.multiprocessors):
         return False
     lanes = vector_lanes(s, [last, host], s.path(last)[-2].var, column.var)
-    parts = _parts(s.target.grid, row, column, lanes) if room else 1
-    if parts > 1:
-        s.do(Split(column.name, int(column.extent) // parts))
+    if room and (some := _some_columns(s.target.grid, row, column, lanes)) is not None:
+        s.do(Split(column.name, some))
         s.do(Fuse(row.name, f"{column.name}.0", f"{row.name}.p"))
         row, column = s.path(host)
     by = block_threads(int(column.extent), lanes) if isinstance(column.extent, int) else None
@@ -135,15 +134,15 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     return True
 
 
-def _parts(grid: Grid, row: Loop, column: Loop, lanes: int) -> int:
-    """Of how many blocks each has some columns of a row, and makes what these need again: as many
-    as leave half of the multiprocessors to the next launch, whose copies begin meanwhile."""
+def _some_columns(grid: Grid, row: Loop, column: Loop, lanes: int) -> int | None:
+    """How many columns of a row a block has, each of which makes what these need again: as few as
+    leave half of the multiprocessors to the next launch, which begins meanwhile. None: all."""
     rows, columns = row.extent, column.extent
     if not isinstance(rows, int) or not isinstance(columns, int):
-        return 1
-    found = [k for k in range(1, MOST_PARTS + 1) if columns % k == 0]
-    fits = [k for k in found if block_threads(columns // k, lanes) is not None]
-    return max((k for k in fits if 2 * rows * k <= grid.multiprocessors), default=1)
+        return None
+    found = [k for k in range(2, MOST_PARTS + 1) if 2 * rows * k <= grid.multiprocessors]
+    each = [columns // k for k in found if columns % k == 0]
+    return min((k for k in each if block_threads(k, lanes) is not None), default=None)
 
 
 def _read_first(s: Scheduler, stages: list[str]) -> dict[str, str]:
