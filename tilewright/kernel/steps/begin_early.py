@@ -43,6 +43,7 @@ class BeginEarly(Step):
         async t[(k+1)%2] = w[b,k+1]        wait 0
         commit                             async t[(k+1)%2] = w[b,k+1]
         y += t[k%2] * r                    commit
+                                           for s in …: fetch    # where k is n-1
                                            y += t[k%2] * r
 
     What is copied are inputs. Small ones that all blocks read later come to the cache meanwhile:
