@@ -36,8 +36,8 @@ def fetching(
 
     out = list(actions)
     for k, p in enumerate(actions[:-1]):
-        if isinstance(p, Planned) and p.ranges and p.blocks[1:] == (1, 1):
-            # Few blocks wait for other things than memory.
+        # Few blocks wait for other things than memory, and the next launch begins beside them.
+        if isinstance(p, Planned) and p.ranges and p.blocks[1:] == (1, 1) and not few(k):
             later = next(
                 (x for j in (k + 1, k + 2) for x in actions[j : j + 1] if not few(j)), None
             )
