@@ -14,8 +14,9 @@ ends, shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of 
 `waiting` the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap`
 one of kernels that copy first, and then wait; in `all overlap` others wait themselves, too, and in
 `whole` a row of attention is one block. With `--fetch`, launches of forms that begin early fetch so
-many MiB for later ones: after one of few blocks + after others (runtime/cuda/fetching.py).
-Programs are cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
+many MiB for later ones: after one of few blocks + after others + where the later one reads so much
+(runtime/cuda/fetching.py). Programs are cached by what they are, not by such details: set
+TILEWRIGHT_CACHE=off.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tilewright import targets
 from tilewright.base import knobs
 from tilewright.kernel.defaults import grid_row_blocks, grid_streams
 from tilewright.llvm import tasks as layout
-from tilewright.runtime.cuda.fetching import MOST, SOME, fetching
+from tilewright.runtime.cuda.fetching import LEAST, MOST, SOME, fetching
 from tilewright.runtime.cuda.plan import Planned
 from tilewright.runtime.cuda.program import CudaProgram
 from tilewright.runtime.cuda.replay import Replay
@@ -176,18 +177,20 @@ def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) 
 
 @dataclass(frozen=True)
 class Contender:
-    """A call on the same inputs as all others, and the tensors that have its results then."""
+    """A call on the same inputs as all others, the tensors that have its results then, and what
+    owns its memory."""
 
     call: Callable[[], object]
     results: Sequence[torch.Tensor]
+    owner: object
 
 
 def fetches(
     fast: Any, inputs: tuple[torch.Tensor, ...], sizes: Sequence[str]
 ) -> Iterator[Contender]:
-    """The launches of a form that has run, with so many MiB that are fetched for later ones, by a
-    launch after one of few blocks + by others. Each gives the same results as the form,
-    where the form's latest call left them."""
+    """The launches of a form that has run, with so many MiB that are fetched for later ones: by one
+    after few blocks + by others + where a later one reads so much. Each gives the same results as
+    the form, where the form's latest call left them."""
     results = fast(*inputs)
     (made,) = fast.units[0].programs
     (room,) = made._rooms.values()
@@ -197,8 +200,7 @@ def fetches(
     stream = made.machine.stream()
     multiprocessors = dict(device.facts)["multiprocessors"]
     for size in sizes:
-        most, _, some = size.partition("+")
-        mib = int(most) << 20, int(some or "0") << 20
+        mib = [*(int(x) << 20 for x in size.split("+")), 0, 0][:3]
         found = fetching(shape.plan.straight, multiprocessors, *mib)
         own = [p for p in found if isinstance(p, Planned)]
         assert len(own) == len(found), "a library computes a part of it"
@@ -207,7 +209,7 @@ def fetches(
         else:
             launches = [(p.launcher, p.blocks, p.values(addresses)) for p in own]
             replay = Replay(device, launches, early=begins_early(own, addresses))
-        yield Contender(partial(replay, stream), results)
+        yield Contender(partial(replay, stream), results, fast)
 
 
 def table(found: dict[str, Contender], moved: int, rounds: int) -> None:
@@ -267,7 +269,7 @@ def main() -> None:
     parser.add_argument("--phases", action="store_true", help="each kind of phases alone")
     parser.add_argument("--resident", type=int, help="blocks of a multiprocessor that copy early")
     parser.add_argument("--predict", action="store_true", help="only what is expected")
-    default = f"{MOST >> 20}+{SOME >> 20}"
+    default = "+".join(str(x >> 20) for x in (MOST, SOME, LEAST))
     parser.add_argument("--fetch", default=default, help="MiB, separated by commas")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rate", type=float, default=4.2e12, help="bytes a second of memory")

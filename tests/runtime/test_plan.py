@@ -80,6 +80,7 @@ def test_what_fetches_nothing() -> None:
         [many, planned(128, weights=0)],
     ):
         assert fetching(launches, 132, 24 * MIB, 8 * MIB) == tuple(launches)
+    assert fetching([many, many], 132, 24 * MIB, 8 * MIB, 33 * MIB) == (many, many)
     ((_, size),) = ranges_of(fetching([few, many, many], 132, 2 << 40)[1])
     assert size * 128 == 32 * MIB, "no more than there is"
 

@@ -22,11 +22,16 @@ Action = Planned | PlannedCall | PlannedBranch
 # another one (what memory gives in two microseconds).
 MOST: int = 24 << 20
 SOME: int = 8 << 20
+LEAST: int = 0  # bytes that the later launch reads: a short one waits for other things than memory
 LINE = 128  # bytes that are fetched at least
 
 
 def fetching(
-    actions: Sequence[Action], multiprocessors: int, most: int = MOST, some: int = SOME
+    actions: Sequence[Action],
+    multiprocessors: int,
+    most: int = MOST,
+    some: int = SOME,
+    least: int = LEAST,
 ) -> tuple[Action, ...]:
     """The same launches, of which some fetch up to so many bytes for others."""
 
@@ -42,8 +47,15 @@ def fetching(
                 (x for j in (k + 1, k + 2) for x in actions[j : j + 1] if not few(j)), None
             )
             if isinstance(later, Planned):
-                out[k] = _fetching(p, later, most if k and few(k - 1) else some)
+                size = most if k and few(k - 1) else some
+                out[k] = _fetching(p, later, size if _read_early(later) >= least else 0)
     return tuple(out)
+
+
+def _read_early(p: Planned) -> int:
+    """Bytes of what a launch reads before it needs anything of earlier ones."""
+    uses = zip(p.arguments, p.uses or (), strict=False)
+    return sum(u.size for a, u in uses if a in p.early)
 
 
 def _fetching(p: Planned, later: Planned, most: int) -> Planned:
