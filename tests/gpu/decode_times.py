@@ -13,10 +13,10 @@ is one kernel whose tasks begin before they wait, `timed` the same with the time
 ends, shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels,
 `waiting` the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap`
 one of kernels that copy first, and then wait; in `all overlap` others wait themselves, too, and in
-`whole` a row of attention is one block. With `--fetch`, launches of forms that begin early fetch so
-many MiB for later ones: after one of few blocks + after others + where the later one reads so much
-(runtime/cuda/fetching.py). Programs are cached by what they are, not by such details: set
-TILEWRIGHT_CACHE=off.
+`whole` (`early whole`) a row of attention is one block. With `--fetch`, launches of forms that begin
+early fetch so many MiB for later ones: after one of few blocks + after others + where the later one
+reads so much (runtime/cuda/fetching.py). Programs are cached by what they are, not by such details:
+set TILEWRIGHT_CACHE=off.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ FORMS: dict[str, Form] = {
     "whole": Form({"choose": "early"}, parts=1),
     "all overlap": Form({"choose": "early"}, waiting=True),
     "early": Form({"one_kernel": True}),
+    "early whole": Form({"one_kernel": True}, parts=1),
     "timed": Form({"one_kernel": True}, timed=True),
     "plain": Form({"one_kernel": True, "choose": "default"}),
     "waiting": Form({"choose": "default"}, waiting=True),
