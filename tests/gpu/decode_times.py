@@ -13,7 +13,7 @@ is one kernel whose tasks begin before they wait, `timed` the same with the time
 ends, shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels,
 `waiting` the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap`
 one of kernels that copy first, and then wait; in `all overlap` others wait themselves, too, and in
-`whole` (`early whole`) a row of attention is one block. With `--fetch`, launches of forms that begin
+`whole` (`early whole`) a row of attention is one block. By `--fetch`, launches of forms that begin
 early fetch so many MiB for later ones: after one of few blocks + after others + where the later one
 reads so much (runtime/cuda/fetching.py). Programs are cached by what they are, not by such details:
 set TILEWRIGHT_CACHE=off.
