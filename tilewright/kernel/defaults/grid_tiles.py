@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import gcd, prod
 
 from tilewright.base.errors import Refused, Unsupported
 from tilewright.ir import dim as D
@@ -51,10 +52,13 @@ from tilewright.kernel.steps.gather_store import ROLE as GATHERED
 from tilewright.kernel.steps.gather_store import GatherStore
 from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.roles import Roles
+from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.swizzle import Swizzle
+from tilewright.kernel.steps.unroll import MAX_UNROLL, Unroll
 from tilewright.kernel.threads import apart_in_time, block_size, has_threads
 
 WARPS = 4
+WRITTEN_OUT = 1024  # multiplications of a thread, at most
 SPARE = 4096  # bytes of shared memory that sums over threads may take
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 OTHER_REGISTERS = 40  # of a thread, besides the sums of products
@@ -112,6 +116,7 @@ def schedule_tile_grid(
         swizzle_operands(s)
         if not has_threads(s.nest.body):  # a kernel that does nothing
             return tuple(s.trace), s.nest
+        write_out_sums(s)
         fetched(s, stages, near)
         waiting = not_ahead(s.nest)
         lost = frozenset(x for x in brought_in(s.trace) if x[0] in waiting)
@@ -124,6 +129,27 @@ def schedule_tile_grid(
         if stages > 1:
             return schedule_tile_grid(n, target, warps, stages - 1, near, gather)
     return tuple(s.trace), s.nest
+
+
+def write_out_sums(s: Scheduler) -> None:
+    """Steps of products that threads add up by themselves are written out, as many as are not too
+    much code: what a thread reads of neighbouring steps are then vectors, and all that is left
+    beside its multiplications are these reads."""
+    products, sums = s.nest.are("product"), dict[Loop, int]()
+    for x, path in walk(s.nest.body):
+        if isinstance(x, Store) and x.stage in products and not any(q.instruction for q in path):
+            along = set().union(*(D.symbols(i) for i in x.index))
+            own = [q for q in path if q.axis.stage == x.stage]
+            each = prod(D.bounds(q.extent)[1] for q in own if q.kind in ("unroll", "lane"))
+            sums |= {q: each for q in own if q.kind == "serial" and q.var not in along}
+    for x, each in sums.items():
+        steps = gcd(x.extent, MAX_UNROLL) if isinstance(x.extent, int) else 1
+        while steps > 1 and steps * each > WRITTEN_OUT:
+            steps //= 2
+        if steps == x.extent:
+            s.attempt(Unroll(x.name))
+        elif steps > 1 and s.attempt(Split(x.name, steps)):
+            s.attempt(Unroll(f"{x.name}.1"))
 
 
 def _has_room(n: Nest, grid: Grid) -> bool:
