@@ -275,12 +275,12 @@ def fetch_ahead(s: Scheduler, stages: int, slack: int) -> None:
         made = [x.buffer for x in loop.body if isinstance(x, Alloc)]
         wanted = [b for b in made if s.nest.buffer(b).scope == "shared" and _copied(loop, b)]
         longer = _going_on(s.nest, loop) & set(wanted) if slack else set[str]()
-        versions, more = _versions(s, stages, wanted, longer)
+        versions, more, fewer = _versions(s, stages, wanted, longer)
         if loop.name in special and versions > 1 and only_engine(s.nest, loop):
             own = slack if longer else 0
             if s.attempt(Roles(loop.name, versions + (more and own), own)):
                 continue
-        late = LATE and more and versions + 1 == stages
+        late = LATE and fewer
         ahead = versions if late else versions - 1
         last = late or (BEHIND and not longer)
         for b in wanted if versions > 1 else ():
@@ -298,10 +298,12 @@ def _specialised(n: Nest) -> set[str]:
     return asked | {y.name for x in around for y, _ in walk(x.body) if isinstance(y, Loop)}
 
 
-def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) -> tuple[int, bool]:
+def _versions(
+    s: Scheduler, stages: int, wanted: list[str], longer: set[str]
+) -> tuple[int, bool, bool]:
     """How many versions of operands there are, and whether there is one more of what a product
     reads that goes on: as the launch says, and one more where that leaves a multiprocessor as many
-    blocks; else one of those is the one more."""
+    blocks; else one of those is the one more, and there is one fewer (the last of the results)."""
     grid = s.target.grid
     assert grid is not None
     own, more = (sum(bytes_of(s.nest, b) for b in x) for x in (wanted, longer))
@@ -324,8 +326,8 @@ def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) ->
         stages = 3
     if longer and fits(stages, more):
         if blocks(stages, more) >= blocks(stages, 0) or not DENSER:
-            return stages, True
-    return (stages - 1, True) if longer and stages > 2 else (stages, False)
+            return stages, True, False
+    return (stages - 1, True, True) if longer and stages > 2 else (stages, False, False)
 
 
 def _repeats(path: Path) -> bool:

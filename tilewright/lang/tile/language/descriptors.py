@@ -285,6 +285,12 @@ class tensor_descriptor(base_value):
     def flatten(self) -> list[tensor]:
         return [self._base, *self.shape, *self.strides]
 
+    def up_to(self, shape: Sequence[tensor]) -> tensor_descriptor:
+        """The beginning of the array: sizes that are no larger."""
+        return tensor_descriptor(
+            self._base, shape, list(self.strides), self.block_shape, self.padding
+        )
+
     def rebuild(self, tensors: Sequence[tensor]) -> tensor_descriptor:
         rank = len(self.block_shape)
         shape, strides = tensors[1 : 1 + rank], tensors[1 + rank :]
