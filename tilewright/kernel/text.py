@@ -296,8 +296,8 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
             by = Swizzled.parse(swizzle)
         shape_ = _read_index(shape[:-1], scope)
         at = Map.parse(lies) if lies else None
-        more = {"swizzle": by, "layout": at, "told": told}
-        out.append(Buffer(name, known, shape_, scope_name, packed_as, **more))
+        found = Buffer(name, known, shape_, scope_name, packed_as, swizzle=by, layout=at, told=told)
+        out.append(found)
     buffers = {b.name: b.dtype for b in out}
     return out, Scope(buffers, scope.symbols)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.gpu import emulate
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.random_groups import arrays
 from tilewright.base.errors import Invalid
@@ -589,22 +588,3 @@ def test_the_stack_is_the_target_s() -> None:
     n = parse_nest(CASES["memory"][0])
     roomy = replace(TARGET, stack=4096)
     assert REWRITINGS["memory"](n, roomy).buffer("u").scope == "stack"
-
-
-def test_what_the_host_is_told_is_written_where_it_is_not_zero() -> None:
-    """By a GPU, whose host is far away; the processor's own memory gets every result."""
-    text = """
-nest k
-  in x: i64[4]
-  out y: i64[] told
-  y: y[] = x[2]
-"""
-    n, gpu = parse_nest(text), get("cuda:90")
-    assert parse_nest(nest_text(n)) == n and n.buffer("y").told
-    made = legalise(n, gpu)
-    assert "if x[2] != 0:" in nest_text(made) and legalise(made, gpu) == made
-    assert "if" not in nest_text(legalise(n, TARGET))
-    for value in (0, 7):
-        x = np.full(4, value, np.int64)
-        given = {"x": x, "y": np.array(5, np.int64)}
-        assert emulate.run(n, given, target=gpu)["y"] == (value or 5)
