@@ -219,6 +219,14 @@ def test_rows_that_blocks_walk_over_stay_in_registers(d: DType, size: tuple[int,
     assert all(x.spilled == 0 for x in assemble(assembly(code.text, GPU), GPU.cpu))
 
 
+def test_blocks_of_one_warp_walk_over_rows_too() -> None:
+    """There is a limit to the blocks of a multiprocessor."""
+    (g,) = groups(loss(bf16, 8193, 64))
+    nest = default_schedule(g, nvptx.with_numbers(GPU, multiprocessors=2))[1]
+    made = emit_kernels(legalise(nest, GPU), GPU)
+    assert [x.blocks[0] for x in made.launches] == [2 * 32]
+
+
 def test_the_terms_of_a_loss_stay_cheap() -> None:
     """A branch at the end of a block is none of the terms of its sums."""
     (g,) = groups(loss(bf16, 256, 1024))

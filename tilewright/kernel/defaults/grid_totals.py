@@ -27,7 +27,7 @@ from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.finish_last import FinishLast, is_grid
 from tilewright.kernel.steps.fuse import Fuse
-from tilewright.kernel.steps.pragma import Pragma
+from tilewright.kernel.steps.pragma import MOST_RESIDENT, Pragma
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
@@ -40,8 +40,8 @@ COUNTING = 2500  # until a block knows that it is the last one
 READS = 32  # bytes that a block reads in a cycle, of what others have just written
 BANDWIDTH = 2400  # and all blocks together
 MOST = 1 << 16  # elements that one block reduces
-# Threads of a multiprocessor that walk over rows: there are 56 registers for each.
-WALKING = 1152
+# Threads of a multiprocessor that walk over rows, with 56 registers each; 0: a block has one row.
+WALKING: int = 1152
 FEWEST = 2  # rows of a block that walks
 BESIDE = 8  # loads of a thread, for each total, that are on their way at a time
 
@@ -143,10 +143,10 @@ def _walk_over(s: Scheduler, rows: Loop, threads: int) -> None:
     """As many blocks as run at a time walk over the rows. To say that it is done takes a block half
     as long as a row: it waits until others see its results, then for the counter."""
     assert s.target.grid is not None
-    resident = max(1, WALKING // threads)
+    resident = min(max(1, WALKING // threads), MOST_RESIDENT)
     blocks = resident * s.target.grid.multiprocessors
     many = isinstance(rows.extent, int) and rows.extent >= FEWEST * blocks
-    if many and s.attempt(Walk(rows.name, blocks)):
+    if WALKING and many and s.attempt(Walk(rows.name, blocks)):
         s.do(Pragma(f"{rows.name}.1", "resident", resident))
 
 
