@@ -106,8 +106,8 @@ class Loads:
         return self.w.build(xs, register_type(b.dtype))
 
     def _shifted(self, b: Buffer, lin: Dim, w: int, align: int) -> str:
-        """A vector that begins anywhere, out of the three halves of vectors that have it. How far it
-        begins past the first one is often the same for many: those share what is computed of it."""
+        """A vector that begins anywhere, out of the three halves of vectors that have it. How far
+        past the first one it begins is often the same for many: those share what is computed."""
         assert self.c.lane is not None
         half = w // 2
         fixed = {s: k for s in D.symbols(lin) if isinstance(k := self.c.env.get(s), int)}
