@@ -81,7 +81,8 @@ class Loads:
         if lane is not None and b.unit > 1:
             lane = lane // b.unit if lane % b.unit == 0 else None
         if lane == 0:
-            x = self.accesses.load(b, self.addresses.pointer(b, const, terms))
+            align = self.addresses.neighbours_alignment(b, lin)
+            x = self.accesses.load(b, self.addresses.pointer(b, const, terms), align=align)
             return self.arith.splat(x, register_type(b.dtype), w) if w > 1 else x
         if lane is not None and 1 <= abs(lane) <= 4 and w > 1:
             t = memory_type(b.dtype)
