@@ -233,9 +233,57 @@ def other_device() -> Found:
     raise AssertionError("nothing was said about a tensor on the CPU")
 
 
+def compiled_loss(dtype: torch.dtype, reduction: str) -> Found:
+    """A cross entropy with checks of its labels, as users call it: one launch, beside a copy."""
+    torch._dynamo.reset()
+
+    def loss(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return F.cross_entropy(wide, at, reduction=reduction)
+
+    sets = [
+        (torch.randn(8192, 4096, device="cuda").to(dtype), torch.randint(4096, (8192,)).cuda())
+        for _ in range(4)
+    ]
+    with torch.no_grad():
+        fast = tw.compile(loss)
+        (x, at), *_ = sets
+        error = judged(fast(x, at), loss(x.double(), at), loss(x, at))
+        kernels = sum(p.calls for p in tw.explain(fast).programs)
+        assert kernels == 1, f"{kernels} kernels"
+        wrong = at.clone()
+        wrong[5] = 4096
+        fast(x, wrong)
+        try:
+            tw.synchronize(fast)
+            raise AssertionError("nothing was said of labels that are out of bounds")
+        except IndexError as told:
+            assert "Target 4096 is out of bounds" in str(told)
+        source = [torch.empty(x.nbytes // 2, dtype=torch.uint8, device="cuda") for _ in range(4)]
+        into = torch.empty_like(source[0])
+        t = medians(
+            {
+                "ours": [lambda x=x: fast(*x) for x in sets],
+                "eager": [lambda x=x: loss(*x) for x in sets],
+                "copy": [lambda x=x: into.copy_(x) for x in source],
+            }
+        )
+    return {
+        "us": t["ours"] * 1e6,
+        "of_copy": t["copy"] / t["ours"],
+        "eager": t["eager"] / t["ours"],
+        "error": error,
+        "host_us": host_seconds(lambda: fast(x, at)) * 1e6,
+    }
+
+
 def model_checks(inductor: bool) -> Iterator[tuple[str, Callable[[], Found]]]:
     for f in (gradients, dynamic, wrong_index, side_streams, host_calls, other_device):
         yield f"graph {f.__name__}", f
+    for d in (torch.bfloat16, torch.float32):
+        for how in ("none", "mean"):
+            title = f"compiled cross_entropy {how} {SHORT[d]} 8192x4096"
+            yield title, lambda d=d, how=how: compiled_loss(d, how)
     for name in TINY:
         for d in (torch.float32, torch.bfloat16):
             yield f"tiny {name} {SHORT[d]}", lambda n=name, d=d: model(n, True, d, False)
