@@ -71,7 +71,6 @@ FRAGMENT_LANES = 2  # neighbours that a thread has of an instruction's results
 BOTH = True  # may warps share rows and columns of a product, where each does it by itself?
 LATE = True  # are copies issued at the end of an iteration where that saves a version?
 BEHIND = False  # are copies behind products that each warp does by itself?
-FLATTENED = True  # has a warp of its own the copies of loops in one that is flattened?
 DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
 CROWDED = False  # also rather than as many versions as a launch asks for, but for three?
 
@@ -290,11 +289,10 @@ def fetch_ahead(s: Scheduler, stages: int, slack: int) -> None:
 
 def _specialised(n: Nest) -> set[str]:
     """The loops whose copies a warp of their own should issue: those that a kernel says so of, and
-    the loops in them. It need not wait for the end of an iteration around them, which is what is
-    asked of loops that are flattened."""
-    asked, flat = n.are("specialised"), n.are("flattened") if FLATTENED else set()
+    the loops in them."""
+    asked = n.are("specialised")
     loops = [x for x, _ in walk(n.body) if isinstance(x, Loop)]
-    around = [x for x in loops if x.name in asked | flat]
+    around = [x for x in loops if x.name in asked]
     return asked | {y.name for x in around for y, _ in walk(x.body) if isinstance(y, Loop)}
 
 
