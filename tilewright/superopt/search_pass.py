@@ -20,7 +20,7 @@ class Search(Pass, before=("Decompose",), rounds=True):
     """The cheapest of all graphs that the rules make of one, by an estimate of seconds."""
 
     seconds: int = 60  # after which it ends, whatever it has found
-    members: int = 4_000
+    members: int = 2_000
     most: int = 120  # operators that are searched at once
     by: str = "saturation"  # or "queue"
     machine: Target | None = of_target(None, lambda t: t)
