@@ -20,7 +20,7 @@ from tilewright.superopt.pieces import pieces, substituted
 from tilewright.superopt.queue import walk
 from tilewright.superopt.records import FOLDER, read
 from tilewright.superopt.saturate import Budget, saturate
-from tilewright.superopt.seconds import Seconds, constant_classes
+from tilewright.superopt.seconds import Measured, Seconds, constant_classes, operators
 from tilewright.superopt.terms import Equality
 
 
@@ -64,6 +64,13 @@ class Found:
     removed: frozenset[Node] = frozenset()
     added: frozenset[Node] = frozenset()
     proof: tuple[Proved, ...] = ()
+
+    def operators(self) -> dict[str, Graph]:
+        """Those of which it depends whether the new graph is faster, as graphs of their own."""
+        out: dict[str, Graph] = {}
+        for g, nodes in ((self.given, self.removed), (self.graph, self.added)):
+            out |= operators(nodes, constant_classes(Classes(g.outputs)))
+        return out
 
 
 @dataclass(frozen=True)
@@ -111,14 +118,16 @@ def search(
     budget: Budget,
     rules: Sequence[Rule] | None = None,
     by: str = "saturation",
+    measured: Measured | None = None,
 ) -> Found:
-    """The cheapest graph equal to this one that was found within the budget."""
-    rules = searched_rules() if rules is None else rules
-    explored = WAYS[by](graph, Seconds(target), budget, rules)
+    """The cheapest graph equal to this one that was found within the budget, by an estimate and by
+    what was measured of operators."""
+    rules, measured = searched_rules() if rules is None else rules, measured or {}
+    explored = WAYS[by](graph, Seconds(target, measured=measured), budget, rules)
     live = set(topological(explored.roots))
     places = {n: p for n, p in graph.places.items() if n in live}
     made = replace(graph, outputs=explored.roots, places=places)
-    before, after = estimated(graph, target), estimated(made, target)
+    before, after = (estimated(g, target, measured) for g in (graph, made))
     said = explored.best, explored.ended, explored.members, explored.applied
     if after >= before:
         return Found(graph, graph, before, before, *said)
@@ -144,7 +153,12 @@ class Whole:
 
 
 def search_pieces(
-    graph: Graph, target: Target, budget: Budget, most: int, by: str = "saturation"
+    graph: Graph,
+    target: Target,
+    budget: Budget,
+    most: int,
+    by: str = "saturation",
+    measured: Measured | None = None,
 ) -> Whole:
     """A search of each part of at most so many operators. Parts that do the same are one. Seconds
     are for all of them together."""
@@ -154,7 +168,7 @@ def search_pieces(
     found: dict[Graph, Found] = {}
     for part in counts:
         left = max(0.0, until - time.monotonic())
-        found[part] = search(part, target, replace(budget, seconds=left), by=by)
+        found[part] = _remembered(part, target, replace(budget, seconds=left), by, measured or {})
     made: dict[Node, Node] = {}
     for p in parts:
         table = {x: made.get(n, n) for x, n in zip(p.graph.inputs, p.bound, strict=True)}
@@ -164,7 +178,25 @@ def search_pieces(
     return Whole(whole, len(parts), tuple((found[g], times) for g, times in counts.items()))
 
 
-def estimated(graph: Graph, target: Target) -> float:
+_found: dict[tuple[object, ...], Found] = {}
+REMEMBERED = 100
+
+
+def _remembered(graph: Graph, target: Target, budget: Budget, by: str, measured: Measured) -> Found:
+    """A search of the same graph with the same costs finds the same, so it is not made again."""
+    counts, costs = replace(budget, seconds=0.0), tuple(sorted(measured.items()))
+    key = graph, target.key(), counts, by, costs
+    if key not in _found:
+        found = search(graph, target, budget, None, by, measured)
+        if found.ended == "seconds":
+            return found
+        while len(_found) >= REMEMBERED:
+            _found.pop(next(iter(_found)))
+        _found[key] = found
+    return _found[key]
+
+
+def estimated(graph: Graph, target: Target, measured: Measured) -> float:
     """Seconds of a graph by the estimate of the search."""
-    cost = Seconds(target, constant_classes(Classes(graph.outputs)))
+    cost = Seconds(target, constant_classes(Classes(graph.outputs)), measured)
     return sum(map(cost, topological(graph.outputs)))
