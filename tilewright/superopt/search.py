@@ -7,17 +7,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import le
 
 from tilewright import rewrites
+from tilewright.graph.classify import contractions
 from tilewright.ir.node import Graph, Node, topological
 from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
 from tilewright.superopt.applied import of_several, rules_of
+from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
 from tilewright.superopt.merge import Merge, merged, merges
 from tilewright.superopt.pieces import pieces, substituted
-from tilewright.superopt.queue import walk
+from tilewright.superopt.queue import Walked, walk
 from tilewright.superopt.records import FOLDER, read
 from tilewright.superopt.saturate import Budget, saturate
 from tilewright.superopt.seconds import Measured, Seconds, constant_classes, operators
@@ -40,6 +43,26 @@ def searched_rules() -> tuple[Rule, ...]:
     tables = (rewrites.rules("rounding", f) for f in ((), ("batch_norm",)))
     by_hand = (r for table in tables for rs in table.by_root.values() for r in rs)
     return (*mined, *several, *by_hand)
+
+
+@cache
+def fewer_products() -> tuple[Rule, ...]:
+    """The mined rules that leave out a product and add no operator."""
+    found: list[Rule] = []
+    for name, e in mined_rules().items():
+        sides = [topological((n,)) for n in e.nodes(Sizes.symbolic(e.symbols))]
+        for rule in rules_of(e, name):
+            old, new = sides if rule.name == name else sides[::-1]
+            names = (Counter(n.op.name for n in side if n.inputs) for side in (new, old))
+            if sum(map(contractions, new)) < sum(map(contractions, old)) and le(*names):
+                found.append(rule)
+    return (*found, *(r for rule in found if (r := of_several(rule)) is not None))
+
+
+def with_fewer_products(graph: Graph, target: Target, most: int) -> Walked:
+    """Those rules as long as each makes the graph cheaper, at most so many times."""
+    budget = Budget(graphs=most, worse=1.0)
+    return walk(graph.outputs, fewer_products(), (), Seconds(target), budget)
 
 
 @cache

@@ -50,7 +50,9 @@ def one_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(searched, "interleaved", lambda calls: [1e-6] * len(calls))
 
 
-def by_shapes(seconds: Callable[[Graph], float], asked: list[str]) -> Callable[..., list[float]]:
+def by_shapes(
+    seconds: Callable[[Graph], float], asked: list[str]
+) -> Callable[..., dict[str, float]]:
     """A clock that goes by what an operator's operands are like, and notes what it was asked."""
 
     def measured(self: OperatorSeconds, graphs: dict[str, Graph], until: float) -> dict[str, float]:
@@ -78,7 +80,9 @@ def test_a_search_goes_by_what_was_measured(
     monkeypatch.setattr(OperatorSeconds, "_known", clock)
     log, target = Log(), targets.default()
     cache = Cache(Path("nowhere"), enabled=False)
-    measure = OperatorSeconds(tw.Options(), log, target, tw.compile_graph, cache, list)
+    measure = OperatorSeconds(
+        tw.Options(), log, target, tw.compile_graph, cache, searched.interleaved
+    )
     listed = measure.used(gates(), searched.with_search(passes(target)))
     assert asked == [f"matmul(f32[64,128], weight f32[128,{n}])" for n in (64, 192)]
     assert Pipeline.parse(str(listed)) == listed

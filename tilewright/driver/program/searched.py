@@ -34,7 +34,7 @@ ROUNDS = 15  # in which both programs run, in turn
 CALLS_FOR = 2e-3  # seconds of calls in a round
 # A program that is not clearly faster is not taken: clocks are noisy.
 CLEARLY = 0.98
-
+_SIMPLER = ("Simplify", "BatchNormFold", "FewerProducts")
 
 Compile = Callable[[Graph, Options, Log], Program]
 
@@ -123,7 +123,7 @@ def with_search(listed: Pipeline) -> Pipeline:
     if Search.name in names:
         return listed
     early = names[: names.index("Decompose")] if "Decompose" in names else names
-    at = max((k + 1 for k, n in enumerate(early) if n in ("Simplify", "BatchNormFold")), default=0)
+    at = max((k + 1 for k, n in enumerate(early) if n in _SIMPLER), default=0)
     return Pipeline((*found[:at], Search(), *found[at:]))
 
 
