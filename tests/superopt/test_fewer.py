@@ -41,11 +41,25 @@ def shared_too() -> Node:
     return ops.mul(ops.add(a, b), ops.sin(a))
 
 
+def scores() -> Node:
+    """Of keys in a cache and of new ones: to put these together would copy the cache."""
+    q, old, new = tensor("q", 2, 4, 32), tensor("old", 2, 32, 256), tensor("new", 2, 32, 8)
+    return ops.concat([ops.matmul(q, old), ops.matmul(q, new)], 2)
+
+
+def both_sorts() -> Node:
+    """Products of one tensor of which only some are with weights."""
+    x, a, b = tensor("x", 64, 128), weight("a", 128, 8), weight("b", 128, 8)
+    parts = [ops.matmul(x, w) for w in (a, b, tensor("c", 128, 8))]
+    return ops.concat(parts, 1)
+
+
 FOUND = {
     added: {"matmul": 1},
     shared_too: {"matmul": 2, "sin": 1, "mul": 1},
     beside: CASES[beside],
     among_others: CASES[among_others],
+    both_sorts: {"matmul": 2, "concat": 1},
 }
 
 
@@ -61,7 +75,9 @@ def test_products_become_one(build: Callable[[], Node], target: str) -> None:
     assert any(e.kind == "rewrite" for e in log.events)
 
 
-@pytest.mark.parametrize("build", [gates, linear_attention, chain], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "build", [gates, linear_attention, chain, scores], ids=lambda f: f.__name__
+)
 def test_nothing_is_loaded_where_no_rule_applies(
     build: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:

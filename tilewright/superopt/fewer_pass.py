@@ -15,14 +15,15 @@ from tilewright.graph.classify import contractions
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.target import Target
+from tilewright.rewrites.facts import is_weight
 
 _SEARCH = "tilewright.superopt.search"
 
 
 @dataclass(frozen=True)
 class FewerProducts(Pass, before=("Decompose",), rounds=True):
-    """Products that share an operand become one where they are added up or put together, by mined
-    rules, where the estimate of a search says that this is cheaper."""
+    """Products of one tensor and of weights become one where they are added up or put together, by
+    mined rules, where the estimate of a search says that this is cheaper."""
 
     most: int = 50  # times that a rule is applied
     machine: Target | None = of_target(None, lambda t: t)
@@ -40,11 +41,12 @@ class FewerProducts(Pass, before=("Decompose",), rounds=True):
 
 
 def _of_shared(n: Node) -> bool:
-    """Are two of its operands next to each other products of one tensor?"""
+    """Are two of its operands next to each other products of one tensor and of weights?"""
     return any(
         a is not b
         and a.op.name == b.op.name
-        and not set(a.inputs).isdisjoint(b.inputs)
+        and (shared := set(a.inputs).intersection(b.inputs))
+        and all(x in shared or is_weight(x) for x in (*a.inputs, *b.inputs))
         and contractions(a) > 0
         for a, b in pairwise(n.inputs)
     )

@@ -12,8 +12,9 @@ from operator import le
 from tilewright import rewrites
 from tilewright.graph.classify import contractions
 from tilewright.ir.node import Graph, Node, topological
-from tilewright.ir.pattern import Rule
+from tilewright.ir.pattern import Match, Pattern, Rule
 from tilewright.ir.target import Target
+from tilewright.rewrites.facts import is_weight
 from tilewright.superopt.applied import of_several, rules_of
 from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.classes import Classes, Proved
@@ -47,7 +48,8 @@ def searched_rules() -> tuple[Rule, ...]:
 
 @cache
 def fewer_products() -> tuple[Rule, ...]:
-    """The mined rules that leave out a product and add no operator."""
+    """The mined rules that leave out a product and add no operator, where what is made of its
+    operands is made of weights."""
     found: list[Rule] = []
     for name, e in mined_rules().items():
         sides = [topological((n,)) for n in e.nodes(Sizes.symbolic(e.symbols))]
@@ -55,8 +57,24 @@ def fewer_products() -> tuple[Rule, ...]:
             old, new = sides if rule.name == name else sides[::-1]
             names = (Counter(n.op.name for n in side if n.inputs) for side in (new, old))
             if sum(map(contractions, new)) < sum(map(contractions, old)) and le(*names):
-                found.append(rule)
+                found.append(_of_weights(rule))
     return (*found, *(r for rule in found if (r := of_several(rule)) is not None))
+
+
+def _of_weights(rule: Rule) -> Rule:
+    """The rule where all that is new, but for products and the result, is computed once."""
+    made = rule.right
+    assert not isinstance(made, Pattern), "mined rules are functions of what they match"
+
+    def right(m: Match) -> Node | None:
+        out = made(m)
+        if out is None:
+            return None
+        old = set(topological((m.root,)))
+        new = (n for n in topological((out,)) if n not in old and n is not out)
+        return out if all(is_weight(n) or contractions(n) for n in new) else None
+
+    return replace(rule, right=right)
 
 
 def with_fewer_products(graph: Graph, target: Target, most: int) -> Walked:
@@ -91,8 +109,9 @@ class Found:
     def operators(self) -> dict[str, Graph]:
         """Those of which it depends whether the new graph is faster, as graphs of their own."""
         out: dict[str, Graph] = {}
-        for g, nodes in ((self.given, self.removed), (self.graph, self.added)):
-            out |= operators(nodes, constant_classes(Classes(g.outputs)))
+        for g, some in ((self.given, self.removed), (self.graph, self.added)):
+            constant = constant_classes(Classes(g.outputs))
+            out |= operators((n for n in g.nodes() if n in some), constant)
         return out
 
 

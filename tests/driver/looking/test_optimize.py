@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -50,6 +51,18 @@ def test_nothing_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["optimize", str(file)]) == 0
     said = capsys.readouterr().out
     assert "plain: nothing better was found" in said and "no rule leads to a cheaper" in said
+
+
+def test_a_missing_extra_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    file = tmp_path / "f.tw"
+    file.write_text(print_graph(low_rank()))
+    assert main(["optimize", str(file)]) != 0
+    said = capsys.readouterr()
+    assert "pip install 'tilewright[superopt]'" in said.out + said.err
 
 
 def test_a_budget_is_a_number_of_seconds(capsys: pytest.CaptureFixture[str]) -> None:
