@@ -24,8 +24,9 @@ from tests.superopt.test_found import (
 from tilewright import ops, targets
 from tilewright.base.events import Log
 from tilewright.ir.node import Node
-from tilewright.superopt import search
+from tilewright.superopt.fewer import fewer_products
 from tilewright.superopt.fewer_pass import FewerProducts
+from tilewright.superopt.search import mined_rules
 
 
 def added() -> Node:
@@ -81,8 +82,15 @@ def test_products_become_one(build: Callable[[], Node], target: str) -> None:
 def test_nothing_is_loaded_where_no_rule_applies(
     build: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tilewright.superopt.search", None)
+    monkeypatch.setitem(sys.modules, "tilewright.superopt.fewer", None)
     graph = graph_of(build())
+    assert FewerProducts().on(targets.default()).apply(graph, Log()) is graph
+
+
+def test_products_that_are_needed_anyway_stay() -> None:
+    x = tensor("x", 64, 128)
+    a, b = (ops.matmul(x, weight(n, 128, 32)) for n in "ab")
+    graph = graph_of(ops.mul(ops.add(a, b), ops.mul(ops.sin(a), ops.cos(b))))
     assert FewerProducts().on(targets.default()).apply(graph, Log()) is graph
 
 
@@ -96,8 +104,8 @@ def test_what_rounds_differently_is_not_for_strict_programs() -> None:
 
 
 def test_rules_that_leave_out_a_product() -> None:
-    names = {r.name for r in search.fewer_products()}
+    names = {r.name for r in fewer_products()}
     for name in names:
-        e = search.mined_rules()[name.removesuffix(", of several").removesuffix(", back")]
+        e = mined_rules()[name.removesuffix(", of several").removesuffix(", back")]
         assert str(e).count("matmul(") + str(e).count("conv(") == 3, name
     assert len(names) > 8

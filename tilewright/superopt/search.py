@@ -7,21 +7,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from operator import le
 
 from tilewright import rewrites
-from tilewright.graph.classify import contractions
 from tilewright.ir.node import Graph, Node, topological
-from tilewright.ir.pattern import Match, Pattern, Rule
+from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
-from tilewright.rewrites.facts import is_weight
 from tilewright.superopt.applied import of_several, rules_of
-from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
 from tilewright.superopt.merge import Merge, merged, merges
 from tilewright.superopt.pieces import pieces, substituted
-from tilewright.superopt.queue import Walked, walk
+from tilewright.superopt.queue import walk
 from tilewright.superopt.records import FOLDER, read
 from tilewright.superopt.saturate import Budget, saturate
 from tilewright.superopt.seconds import Measured, Seconds, constant_classes, operators
@@ -44,43 +40,6 @@ def searched_rules() -> tuple[Rule, ...]:
     tables = (rewrites.rules("rounding", f) for f in ((), ("batch_norm",)))
     by_hand = (r for table in tables for rs in table.by_root.values() for r in rs)
     return (*mined, *several, *by_hand)
-
-
-@cache
-def fewer_products() -> tuple[Rule, ...]:
-    """The mined rules that leave out a product and add no operator, where what is made of its
-    operands is made of weights."""
-    found: list[Rule] = []
-    for name, e in mined_rules().items():
-        sides = [topological((n,)) for n in e.nodes(Sizes.symbolic(e.symbols))]
-        for rule in rules_of(e, name):
-            old, new = sides if rule.name == name else sides[::-1]
-            names = (Counter(n.op.name for n in side if n.inputs) for side in (new, old))
-            if sum(map(contractions, new)) < sum(map(contractions, old)) and le(*names):
-                found.append(_of_weights(rule))
-    return (*found, *(r for rule in found if (r := of_several(rule)) is not None))
-
-
-def _of_weights(rule: Rule) -> Rule:
-    """The rule where all that is new, but for products and the result, is computed once."""
-    made = rule.right
-    assert not isinstance(made, Pattern), "mined rules are functions of what they match"
-
-    def right(m: Match) -> Node | None:
-        out = made(m)
-        if out is None:
-            return None
-        old = set(topological((m.root,)))
-        new = (n for n in topological((out,)) if n not in old and n is not out)
-        return out if all(is_weight(n) or contractions(n) for n in new) else None
-
-    return replace(rule, right=right)
-
-
-def with_fewer_products(graph: Graph, target: Target, most: int) -> Walked:
-    """Those rules as long as each makes the graph cheaper, at most so many times."""
-    budget = Budget(graphs=most, worse=1.0)
-    return walk(graph.outputs, fewer_products(), (), Seconds(target), budget)
 
 
 @cache
