@@ -36,7 +36,7 @@ from tilewright.superopt.search import (
     searched_rules,
 )
 from tilewright.superopt.search_pass import Search
-from tilewright.superopt.seconds import constant_classes
+from tilewright.superopt.seconds import Seconds, constant_classes, described
 
 BUDGET = Budget(seconds=30.0, members=2_000, rounds=8)
 
@@ -319,6 +319,21 @@ def test_a_pass_of_the_compiler() -> None:
     assert dict(at_run_time(graph)) == {"matmul": 1}
     with pytest.raises(Invalid, match="no target is known"):
         Search().apply(graph, Log())
+
+
+def test_estimates_are_scaled_by_what_was_measured() -> None:
+    """Where products take three times the estimate, so do others that were not measured."""
+    graph = graph_of(gates())
+    constant = constant_classes(Classes(graph.outputs))
+    plain = Seconds(targets.default(), constant)
+    product = next(n for n in graph.nodes() if n.op.name == "matmul")
+    other = ops.matmul(tensor("x", 64, 128), tensor("y", 128, 7))
+    measured = {described(product, constant): 3 * plain(product)}
+    cost = Seconds(targets.default(), constant, measured).scaled(graph.nodes())
+    assert cost(product) == pytest.approx(3 * plain(product), rel=1e-3)
+    assert cost(other) == pytest.approx(3 * plain(other), rel=1e-3)
+    nothing = {described(product, constant): 0.0}  # a clock that is wrong
+    assert Seconds(targets.default(), constant, nothing)(product) == plain(product) / 4
 
 
 def test_the_way_is_an_option() -> None:

@@ -124,11 +124,13 @@ def search(
     """The cheapest graph equal to this one that was found within the budget, by an estimate and by
     what was measured of operators."""
     rules, measured = searched_rules() if rules is None else rules, measured or {}
-    explored = WAYS[by](graph, Seconds(target, measured=measured), budget, rules)
+    constant = constant_classes(Classes(graph.outputs))
+    cost = Seconds(target, constant, measured).scaled(graph.nodes())
+    explored = WAYS[by](graph, replace(cost, constant=set()), budget, rules)
     live = set(topological(explored.roots))
     places = {n: p for n, p in graph.places.items() if n in live}
     made = replace(graph, outputs=explored.roots, places=places)
-    before, after = (estimated(g, target, measured) for g in (graph, made))
+    before, after = (_total(g, cost) for g in (graph, made))
     said = explored.best, explored.ended, explored.members, explored.applied
     if after >= before:
         return Found(graph, graph, before, before, *said)
@@ -197,7 +199,6 @@ def _remembered(graph: Graph, target: Target, budget: Budget, by: str, measured:
     return _found[key]
 
 
-def estimated(graph: Graph, target: Target, measured: Measured) -> float:
-    """Seconds of a graph by the estimate of the search."""
-    cost = Seconds(target, constant_classes(Classes(graph.outputs)), measured)
+def _total(graph: Graph, cost: Seconds) -> float:
+    cost = replace(cost, constant=constant_classes(Classes(graph.outputs)))
     return sum(map(cost, topological(graph.outputs)))
