@@ -123,9 +123,9 @@ def search(
 ) -> Found:
     """The cheapest graph equal to this one that was found within the budget, by an estimate and by
     what was measured of operators."""
-    rules, measured = searched_rules() if rules is None else rules, measured or {}
+    rules = searched_rules() if rules is None else rules
     constant = constant_classes(Classes(graph.outputs))
-    cost = Seconds(target, constant, measured).scaled(graph.nodes())
+    cost = Seconds(target, constant, {} if measured is None else measured).scaled(graph.nodes())
     explored = WAYS[by](graph, replace(cost, constant=set()), budget, rules)
     live = set(topological(explored.roots))
     places = {n: p for n, p in graph.places.items() if n in live}
@@ -139,8 +139,8 @@ def search(
         classes.add(n)
     old, new = ({n: classes.over_leaders(n) for n in g.nodes()} for g in (graph, made))
     removed, added = (
-        frozenset(n for n, m in some.items() if m not in set(others.values()))
-        for some, others in ((old, new), (new, old))
+        frozenset(n for n, m in some.items() if m not in others)
+        for some, others in ((old, {*new.values()}), (new, {*old.values()}))
     )
     proof = classes.why(zip(graph.outputs, made.outputs, strict=True))
     return Found(graph, made, before, after, *said, removed, added, tuple(proof))
@@ -181,22 +181,38 @@ def search_pieces(
     return Whole(whole, len(parts), tuple((found[g], times) for g, times in counts.items()))
 
 
-_found: dict[tuple[object, ...], Found] = {}
+class _Noted(dict[str, float]):
+    """What was measured, and what was looked up of it."""
+
+    def __init__(self, measured: Measured) -> None:
+        super().__init__(measured)
+        self.asked: dict[str, float | None] = {}
+
+    def __getitem__(self, key: str) -> float:
+        self.asked[key] = None
+        self.asked[key] = found = super().__getitem__(key)
+        return found
+
+
+_found: dict[tuple[object, ...], tuple[dict[str, float | None], Found]] = {}
 REMEMBERED = 100
 
 
 def _remembered(graph: Graph, target: Target, budget: Budget, by: str, measured: Measured) -> Found:
-    """A search of the same graph with the same costs finds the same, so it is not made again."""
-    counts, costs = replace(budget, seconds=0.0), tuple(sorted(measured.items()))
-    key = graph, target.key(), counts, by, costs
-    if key not in _found:
-        found = search(graph, target, budget, None, by, measured)
-        if found.ended == "seconds":
+    """A search of the same graph finds the same, so it is not made again where all is as it was
+    that it looked up."""
+    key = graph, target.key(), replace(budget, seconds=0.0), by
+    if key in _found:
+        asked, found = _found[key]
+        if all(measured.get(k) == v for k, v in asked.items()):
             return found
+    noted = _Noted(measured)
+    found = search(graph, target, budget, None, by, noted)
+    if found.ended != "seconds":
         while len(_found) >= REMEMBERED:
             _found.pop(next(iter(_found)))
-        _found[key] = found
-    return _found[key]
+        _found[key] = noted.asked, found
+    return found
 
 
 def _total(graph: Graph, cost: Seconds) -> float:

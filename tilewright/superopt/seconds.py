@@ -96,9 +96,12 @@ class Seconds:
         return self.scale * estimate if found is None else max(EACH + found, LEAST * estimate)
 
     def _measured(self, n: Node) -> float | None:
-        if not self.measured or not begins_kernel(n) or self.constant.issuperset(n.inputs):
+        if not begins_kernel(n) or self.constant.issuperset(n.inputs):
             return None
-        return self.measured.get(described(n, self.constant))
+        try:
+            return self.measured[described(n, self.constant)]
+        except KeyError:
+            return None
 
     def scaled(self, nodes: Iterable[Node]) -> Seconds:
         """With estimates as much larger or smaller as those of these nodes would have to be."""
