@@ -94,6 +94,11 @@ def test_products_that_are_needed_anyway_stay() -> None:
     assert FewerProducts().on(targets.default()).apply(graph, Log()) is graph
 
 
+def test_weights_that_must_be_given_back_are_left_alone() -> None:
+    lists = (tw.passes(), tw.passes(own_weights=True))
+    assert ["FewerProducts" in str(x) for x in lists] == [True, False]
+
+
 def test_what_rounds_differently_is_not_for_strict_programs() -> None:
     graph = graph_of(added())
     kernels = [
