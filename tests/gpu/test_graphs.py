@@ -273,6 +273,25 @@ def test_checks_are_no_launches_of_their_own(gpu: Gpu) -> None:
     close(fast(*right), f(*right))
 
 
+def test_checks_of_weights_alone(gpu: Gpu) -> None:
+    """They are made once; what is told in every call is not what was never written."""
+    _, machine = gpu
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("at", torch.tensor([0, 4, 1]))
+            self.table = nn.Embedding(5, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table(self.at)
+
+    net, x = Net(), torch.randn(3, 8)
+    fast = on_fake_gpu(net, machine, strict=True)
+    for _ in range(3):
+        close(fast(x), net(x))
+
+
 def test_the_last_wrong_index_is_said_when_asked_for_and_at_the_end(
     gpu: Gpu, capsys: pytest.CaptureFixture[str]
 ) -> None:

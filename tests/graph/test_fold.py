@@ -106,6 +106,15 @@ def test_what_depends_on_weights_only_runs_once() -> None:
     assert main.inputs[1].shape == (4, 6)
 
 
+def test_what_the_caller_is_told_is_no_weight() -> None:
+    """It may be memory of the host, where nothing is written as long as all is well."""
+    at = input("at", TensorType(i64, (3,)), "weight")
+    found = ops.index_check(at, 5, True)
+    prologue, main = split_weights(Graph("g", (at,), (ops.told(found),)))
+    assert [n.op.name for n in prologue.outputs] == [found.op.name]
+    assert [n.op.name for n in main.outputs] == ["told"]
+
+
 def test_free_views_and_copies_that_only_grow_stay() -> None:
     view = ops.matmul(X, ops.reshape(W, (4, 6)))
     prologue, main = split(view, inputs=(X, W))

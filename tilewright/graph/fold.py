@@ -179,6 +179,8 @@ def split_weights(graph: Graph, growth: int = GROWTH, views: bool = True) -> tup
         f = facts[n]
         if not f.only or not f.weights or n in f.weights or not isinstance(n.type, TensorType):
             return True
+        if n.op.told:  # memory of the host, where zero is not written: nothing may read it
+            return True
         # A kernel reads through such a view at no cost. Behind a barrier the packed form is
         # stored, and read through.
         if n.op.ordered or (not n.op.barrier and _reads_packed(n)) or (n.op.view and not views):
