@@ -184,7 +184,7 @@ def matmul_variants(
     begins, and whether copies have whole rows of 128 bytes: as chosen by default, with one version
     more, without the product going on, with copies of 64 bytes of a row, with copies at the
     beginning of an iteration, with results stored in pairs, and with as many versions as a launch
-    asks for where three leave a multiprocessor more blocks."""
+    asks for where three leave room for a second block."""
     kind = dtype or bf16
     a, b = (torch.randn(size, size, device="cuda", dtype=kind) for _ in range(2))
     c, grid = torch.empty_like(a), (tw.cdiv(size, block[0]) * tw.cdiv(size, block[1]),)

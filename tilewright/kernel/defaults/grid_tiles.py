@@ -72,7 +72,9 @@ BOTH = True  # may warps share rows and columns of a product, where each does it
 LATE = True  # are copies issued at the end of an iteration where that saves a version?
 BEHIND = False  # are copies behind products that each warp does by itself?
 DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
-CROWDED = True  # also rather than as many versions as a launch asks for, but for three?
+# Also a second block rather than as many versions as a launch asks for, but for three? It hides what
+# the first one waits for; of a third one nothing is left to hide.
+CROWDED = True
 
 
 def schedule_tile_grid(
@@ -302,8 +304,8 @@ def _versions(
     """How many versions of operands there are, whether there is one more of what a product reads
     that goes on, and whether copies wait for the end of an iteration to save a version: versions as
     the launch says, and one more where that leaves a multiprocessor as many blocks; else one of
-    those is the one more. Where three leave it more blocks there are three, and copies do not wait:
-    products of other blocks go on meanwhile."""
+    those is the one more. Where three leave room for a second block there are three, and copies do
+    not wait: products of the other block go on meanwhile."""
     grid = s.target.grid
     assert grid is not None
     own, more = (sum(bytes_of(s.nest, b) for b in x) for x in (wanted, longer))
@@ -322,7 +324,7 @@ def _versions(
 
     while stages > 1 and not fits(stages, 0):
         stages -= 1
-    crowded = CROWDED and stages > 3 and blocks(3, 0) > blocks(stages, 0)
+    crowded = CROWDED and stages > 3 and blocks(stages, 0) < 2 <= blocks(3, 0)
     stages = 3 if crowded else stages
     if longer and fits(stages, more):
         if blocks(stages, more) >= blocks(stages, 0) or not DENSER:
