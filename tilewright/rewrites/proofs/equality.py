@@ -14,6 +14,7 @@ from tilewright.ir.types import DType
 from tilewright.rewrites.proofs import reals
 from tilewright.rewrites.proofs.element import Elements
 from tilewright.rewrites.proofs.form import Forms
+from tilewright.rewrites.proofs.ranges import in_parts
 from tilewright.rewrites.proofs.terms import Condition, Term, Terms, minus, symbols
 
 # More conditions on free indices are too many cases.
@@ -90,14 +91,19 @@ def nodes_equal(
     left, right = elements.at(a, at), elements.at(b, at)
     if equal(left, right, reading, never_negative=never_negative):
         return True
-    # Not as they are: with short sums written out, and with indices written as others.
+    # Not as they are: with reductions taken apart, short sums written out, and indices written as
+    # others.
+    pairs = [(left, right), *(in_parts(left, right) if reading == "reals" else ())]
+    if any(equal(x, y, reading, 1, never_negative) for x, y in pairs[1:]):
+        return True
     indices = [D.the_sym(i) for i in at if isinstance(i, Int)]
     return any(
         all(
-            equal(left.substitute(c), right.substitute(c), reading, WRITTEN_OUT, never_negative)
+            equal(x.substitute(c), y.substitute(c), reading, WRITTEN_OUT, never_negative)
             for c in cases
         )
-        for cases in (short(indices), remainders(indices, left, right), *products(indices))
+        for x, y in pairs
+        for cases in (short(indices), remainders(indices, x, y), *products(indices))
         if cases
     )
 

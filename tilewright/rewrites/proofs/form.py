@@ -45,6 +45,12 @@ from tilewright.ir.types import DType, b1, i64
 from tilewright.ir.value_text import dim_text
 from tilewright.rewrites.proofs import integers, reals, signs
 from tilewright.rewrites.proofs.element import fresh
+from tilewright.rewrites.proofs.factored import (
+    compared,
+    factored,
+    is_positive,
+    terms_are_positive,
+)
 from tilewright.rewrites.proofs.ieee import Floats, sign_blind
 from tilewright.rewrites.proofs.logic import (
     assumed,
@@ -130,6 +136,8 @@ class Forms:
     def _function(self, v: Fn) -> Terms:
         if v.name == "select":
             yes, no = self.cases(v.args[0])
+            if not yes or not no:  # decided: what is not chosen need not be a number
+                return self.terms(v.args[1] if yes else v.args[2])
             return times(yes, self.terms(v.args[1])) + times(no, self.terms(v.args[2]))
         found: Terms | None = None
         if v.dtype.is_int:
@@ -157,7 +165,7 @@ class Forms:
 
     def _bounds_apart(self, v: Fn) -> list[Value]:
         """What a maximum is of, without repetitions and what changes nothing."""
-        found = {self.text(a): a for a in _flat(v)}
+        found = {self.text(a): a for a in signs.flat(v)}
         neutral = identity(v.name, v.dtype)
         left = [a for a in found.values() if a is not neutral]
         strongest = {
@@ -231,6 +239,8 @@ class Forms:
         if name == "le" and ordered:
             yes, no = self.cases(fn("lt", y, x))
             return no, yes
+        if self.real and x.dtype.is_float and (known := compared(self, name, x, y)) is not None:
+            return self.cases(const(known, b1))
         test = decided_by(c)
         if test is not None:
             first, second = (self.cases(assumed(c, test, holds)) for holds in (True, False))
@@ -278,12 +288,20 @@ class Forms:
         return list(self.collected(ts, dtype).values())
 
     def factor_texts(self, x: Value) -> list[str]:
-        """What is zero where x is, and only there: its factors, or x itself."""
-        parts = self.simplified(self.terms(x), x.dtype)
-        if len(parts) != 1 or parts[0].summed or any(map(is_test, parts[0].factors)):
+        """What is zero where x is, and only there: its factors, and what is left of a sum; in
+        either case where a condition decides what x is."""
+        test = decided_by(x)
+        if test is not None:
+            cases = (self.factor_texts(assumed(x, test, holds)) for holds in (True, False))
+            return [text for found in cases for text in found]
+        form = self.collected(self.terms(x), x.dtype)
+        if not form or any(is_test(f) for t in form.values() for f in t.factors):
             return [self.text(x)]
-        factors = parts[0].factors
-        return [self._factor_text(f, {}) for f in factors if not _is_positive(f)]
+        common, rest = factored(self, form, x.dtype)
+        found = [self._factor_text(f, {}) for f in common.factors if not is_positive(self, f)]
+        if rest != ONE and not terms_are_positive(self, rest):
+            found.append(self.text(signs.as_value(rest, x.dtype)))
+        return found
 
     def without_sign(self, x: Value) -> Value:
         """x or -x, the same one for both."""
@@ -356,6 +374,9 @@ class Forms:
                 inside = signs.part_of(f)
                 assert inside is not None
                 return times((Term(t.number, t.summed, tuple(rest)),), self.terms(inside))
+        shorter = reals.cancelled(self, t)
+        if shorter is not None:
+            return shorter
         one = reals.merged(t)
         if one is not t:
             last = one.factors[-1]
@@ -392,7 +413,7 @@ class Forms:
 
     def _fn_text(self, v: Fn) -> str:
         if v.name in LATTICE and not v.dtype.is_bool:
-            args = sorted({self.text(a) for a in _flat(v)})
+            args = sorted({self.text(a) for a in signs.flat(v)})
         else:
             readers = (self if sign_blind(v, k) else self.exactly for k in range(len(v.args)))
             args = [forms.text(a) for forms, a in zip(readers, v.args, strict=True)]
@@ -429,19 +450,6 @@ class Forms:
 
 
 _COMPARISONS = frozenset("lt le gt ge eq ne".split())
-
-
-def _is_positive(f: Factor) -> bool:
-    return isinstance(f, Fn) and f.name == "exp"
-
-
-def _flat(v: Fn) -> Iterator[Value]:
-    """The arguments of nested applications of one function."""
-    for a in v.args:
-        if isinstance(a, Fn) and a.name == v.name and a.dtype is v.dtype:
-            yield from _flat(a)
-        else:
-            yield a
 
 
 def _reductions(v: Value) -> Iterator[Value]:

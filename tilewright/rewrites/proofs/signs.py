@@ -3,23 +3,30 @@
 max(s x, 0) = s max(x, 0)       where s is not negative: a number, a square, an exponential
 max(-x, 0) = max(x, 0) - x      so that x and -x have one positive part
 max(x, 0)^2 = x max(x, 0)
+max(x, y) = y + max(x - y, 0)
 max over i of s x[i] = s times the max over i of x[i]; of -x[i], it is -min
+max over i of x[i] + y = y plus the max over i of x[i]
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
 from tilewright.ir.combine import identity
 from tilewright.ir.expr import (
     Const,
     Fn,
+    Index,
     Load,
     Reduce,
     Value,
     all_of,
+    cast,
     const,
     fn,
     index,
@@ -65,7 +72,7 @@ def positive_part(forms: Forms, x: Value) -> Terms | None:
         return None
     form = forms.collected(forms.terms(x), x.dtype)
     parts = tuple(form.values())
-    signs = {_sign(forms, t) for t in parts}
+    signs = {sign_of(forms, t) for t in parts}
     if signs <= {1}:
         return parts
     if signs == {-1}:
@@ -85,9 +92,46 @@ def positive_part(forms: Forms, x: Value) -> Terms | None:
     return times(outside, minus(inside, turned))
 
 
+def larger(forms: Forms, v: Fn) -> Terms | None:
+    """A maximum or minimum of several: of two by the positive part of their difference, of more
+    without what all have in common. None where that is nothing, or a condition decides."""
+    if decided_by(v) is not None:
+        return None
+    args = {forms.text(a): a for a in flat(v)}
+    names = sorted(args)
+    if len(names) == 1:
+        return forms.terms(args[names[0]])
+    if len(names) == 2:
+        a, b = (args[name] for name in names)
+        over = fn("sub", a, b) if v.name == "max" else fn("sub", b, a)
+        part = forms.terms(fn("max", over, const(0, v.dtype)))
+        return forms.terms(b) + (part if v.name == "max" else scaled(part, -1))
+    found = [forms.collected(forms.terms(args[name]), v.dtype) for name in names]
+    common = {
+        key: t
+        for key, t in found[0].items()
+        if all(key in o and o[key].number == t.number for o in found[1:])
+    }
+    if not common:
+        return None
+    rests = [
+        as_value(tuple(t for key, t in o.items() if key not in common), v.dtype) for o in found
+    ]
+    return tuple(common.values()) + atom(reduce(lambda a, b: fn(v.name, a, b), rests))
+
+
+def flat(v: Fn) -> Iterator[Value]:
+    """The arguments of nested applications of one function."""
+    for a in v.args:
+        if isinstance(a, Fn) and a.name == v.name and a.dtype is v.dtype:
+            yield from flat(a)
+        else:
+            yield a
+
+
 def extreme(forms: Forms, v: Reduce) -> Terms | None:
-    """A maximum or minimum over axes, without factors that are the same for all; None where there
-    are none."""
+    """A maximum or minimum over axes, without factors and summands that are the same for all; None
+    where there are none."""
     assert isinstance(v.combine, str)
     neutral = identity(v.combine, v.dtype)
     body, where = without_neutral(v.body, neutral)
@@ -95,6 +139,11 @@ def extreme(forms: Forms, v: Reduce) -> Terms | None:
     parts = tuple(form.values())
     if not parts:
         return None
+    fixed = tuple(t for t in parts if not any(symbols(f) & set(v.axes) for f in t.factors))
+    if fixed and len(fixed) < len(parts):
+        inside = as_value(tuple(t for t in parts if t not in fixed), v.dtype)
+        chosen = select(where, inside, neutral)
+        return fixed + forms.terms(make_reduce(v.combine, v.axes, chosen))
     free = tuple(Term(t.number, t.summed + v.axes, t.factors) for t in parts)
     common, first = _common(forms, free), form[min(form)].number
     if first == 1 and not common:
@@ -105,7 +154,7 @@ def extreme(forms: Forms, v: Reduce) -> Terms | None:
     return times((Term(first, (), tuple(common)),), forms.terms(make_reduce(name, v.axes, inside)))
 
 
-def _sign(forms: Forms, t: Term) -> int:
+def sign_of(forms: Forms, t: Term) -> int:
     """1 or -1 where the term cannot have the other sign, else 0."""
     odd: list[Factor] = []
     for f in t.factors:
@@ -121,7 +170,25 @@ def is_never_negative(forms: Forms, f: Factor) -> bool:
         return True
     if isinstance(f, Load):
         return f.source in forms.never_negative
-    return isinstance(f, Fn) and (f.name in _NEVER_NEGATIVE or part_of(f) is not None)
+    if isinstance(f, Index):
+        return D.nonneg(f.dim)
+    if isinstance(f, Reduce):
+        return f.combine in ("max", "min") and _is_sum_of_those(forms, f.body)
+    if not isinstance(f, Fn):
+        return False
+    if f.name in ("div", "min"):
+        return all(_is_sum_of_those(forms, a) for a in f.args)
+    if f.name == "max":
+        return any(_is_sum_of_those(forms, a) for a in f.args)
+    return f.name in _NEVER_NEGATIVE
+
+
+def _is_sum_of_those(forms: Forms, v: Value) -> bool:
+    try:
+        parts = forms.simplified(forms.terms(v), v.dtype)
+    except Unsupported:  # infinity, where a maximum leaves something out
+        return False
+    return all(sign_of(forms, t) > 0 for t in parts)
 
 
 def _common(forms: Forms, parts: Terms) -> list[Factor]:
@@ -145,6 +212,8 @@ def _without(factors: tuple[Factor, ...], gone: list[Factor]) -> tuple[Factor, .
 
 def as_value(ts: Terms, dtype: DType) -> Value:
     """A sum of products as a value."""
+    if not ts:
+        return const(0, dtype)
     return reduce(lambda a, b: fn("add", a, b), [_term(t, dtype) for t in ts])
 
 
@@ -157,7 +226,7 @@ def _term(t: Term, dtype: DType) -> Value:
         elif is_test(f):
             tests.append(f)
         else:
-            values.append(f)
+            values.append(cast(f, dtype))
     body = reduce(lambda a, b: fn("mul", a, b), values) if values else const(1, dtype)
     body = _scaled(body, t.number, dtype)
     if tests:
