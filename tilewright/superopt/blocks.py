@@ -112,6 +112,10 @@ class Formula(Sized):
 
     text: str
 
+    def __post_init__(self) -> None:
+        """As Python writes it, so that equal formulas are one."""
+        object.__setattr__(self, "text", ast.unparse(ast.parse(self.text, mode="eval")))
+
     def of(self, sizes: Sizes, kinds: Sequence[Kind]) -> Any:
         return self._of(ast.parse(self.text, mode="eval").body, sizes)
 
@@ -121,6 +125,8 @@ class Formula(Sized):
                 return number
             case ast.Name(id=name):
                 return sizes.of(name)
+            case ast.UnaryOp(op=ast.USub(), operand=y):
+                return -self._of(y, sizes)
             case ast.Tuple(elts=parts):
                 return tuple(self._of(p, sizes) for p in parts)
             case ast.BinOp(left=a, op=op, right=b) if type(op) in _ARITHMETIC:

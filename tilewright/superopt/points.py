@@ -37,12 +37,12 @@ def differs(e: Equality, seed: int = 0) -> str | None:
     """Where both sides differ, or None."""
     rng = np.random.default_rng(seed)
     for _ in range(SIZES):
-        sizes, sides = drawn(e, rng)
+        sizes, sides = sized(e, rng)
         exact = is_exact(sides)
         largest = _largest(sides) if exact else 0
         graph = Graph("sides", inputs_of(*sides), sides)
         for _ in range(POINTS):
-            args = [_argument(e, n, sizes, largest, rng) for n in graph.inputs]
+            args = [argument(e, n, sizes, largest, rng) for n in graph.inputs]
             with np.errstate(all="ignore"):
                 a, b = (np.asarray(x) for x in by_references(graph, args))
             if not np.array_equal(a, b) if exact else difference(a, b, "rounding"):
@@ -51,7 +51,7 @@ def differs(e: Equality, seed: int = 0) -> str | None:
     return None
 
 
-def drawn(e: Equality, rng: np.random.Generator) -> tuple[dict[str, int], tuple[Node, Node]]:
+def sized(e: Equality, rng: np.random.Generator) -> tuple[dict[str, int], tuple[Node, Node]]:
     """Random sizes, and both sides with them."""
     last = ""
     for k in range(DRAWS):
@@ -89,9 +89,10 @@ def _largest(sides: tuple[Node, ...]) -> int:
     return max(1, min(LARGEST, int(2 ** (BITS / most))))
 
 
-def _argument(
+def argument(
     e: Equality, n: Node, sizes: dict[str, int], largest: int, rng: np.random.Generator
 ) -> np.ndarray:
+    """Random values for a leaf: whole numbers up to the largest, or any where that is 0."""
     assert isinstance(n.op, Input)
     name, shape = n.op.label, static(n.shape)
     leaf = next(x for x in e.leaves if x.name == name)

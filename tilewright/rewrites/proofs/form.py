@@ -88,12 +88,17 @@ Form = dict[str, Term]
 class Forms:
     """Normal forms under one reading of floats, cached. Sums over up to `written_out` elements,
     where that is a number, are written out. What is known of the signs of inputs is used for real
-    numbers."""
+    numbers. Maxima of maxima are those of all, unless they are not `flat`: then each is of two."""
 
     def __init__(
-        self, reading: str, written_out: int = 1, never_negative: frozenset[str] = frozenset()
+        self,
+        reading: str,
+        written_out: int = 1,
+        never_negative: frozenset[str] = frozenset(),
+        flat: bool = True,
     ) -> None:
         assert reading in READINGS
+        self.flat = flat
         self.written_out = written_out
         self.never_negative = never_negative  # names of inputs
         self.real = reading == "reals"

@@ -20,6 +20,8 @@ from tilewright.rewrites.proofs.element import fresh
 
 # Orders of the parts of all extents that are tried.
 MAX_ORDERS = 24
+# Equal parts of one extent.
+MAX_PARTS = 4
 # Of an extent, in one order: parts that are added or axes that are multiplied.
 Way = tuple[str, tuple[Dim, ...]]
 
@@ -37,17 +39,26 @@ def in_parts(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:
 
 
 def _ways(size: Dim) -> Iterator[Way]:
-    if isinstance(size, int):
-        return
-    if len(size.terms) > 1:
-        parts = [_product(mono, c) for mono, c in size.terms]
-        if factorial(len(parts)) <= MAX_ORDERS and all(D.nonneg(p) for p in parts):
-            yield from (("add", order) for order in permutations(parts))
+    yield from (("add", parts) for parts in orders_of_parts(size))
+    if isinstance(size, int) or len(size.terms) > 1:
         return
     ((mono, c),) = size.terms
     factors = [D.from_atom(a) for a in mono] + ([c] if c > 1 else [])
     if 1 < len(factors) and factorial(len(factors)) <= MAX_ORDERS:
         yield from (("mul", order) for order in permutations(factors))
+
+
+def orders_of_parts(size: Dim) -> Iterator[tuple[Dim, ...]]:
+    """The parts that add up to an extent, in every order; nothing where it has none."""
+    if isinstance(size, int):
+        return
+    parts: list[Dim] = []
+    for mono, c in size.terms:
+        if not 0 < c <= MAX_PARTS:
+            return
+        parts += [_product(mono, 1)] * c if mono else [c]
+    if 1 < len(parts) <= MAX_PARTS and all(D.nonneg(p) for p in parts):
+        yield from dict.fromkeys(permutations(parts))
 
 
 def _product(mono: tuple[D.Atom, ...], number: int) -> Dim:

@@ -70,6 +70,12 @@ def positive_part(forms: Forms, x: Value) -> Terms | None:
     what x is."""
     if decided_by(x) is not None:
         return None
+    if _never_negative(forms, x):
+        return forms.terms(x)
+    if isinstance(x, Fn) and x.name == "mul":
+        for a, b in (x.args, x.args[::-1]):
+            if _never_negative(forms, b):
+                return times(forms.terms(b), forms.terms(fn("max", a, const(0, x.dtype))))
     form = forms.collected(forms.terms(x), x.dtype)
     parts = tuple(form.values())
     signs = {sign_of(forms, t) for t in parts}
@@ -97,7 +103,7 @@ def larger(forms: Forms, v: Fn) -> Terms | None:
     without what all have in common. None where that is nothing, or a condition decides."""
     if decided_by(v) is not None:
         return None
-    args = {forms.text(a): a for a in flat(v)}
+    args = {forms.text(a): a for a in (flat(v) if forms.flat else v.args)}
     names = sorted(args)
     if len(names) == 1:
         return forms.terms(args[names[0]])
@@ -163,6 +169,20 @@ def sign_of(forms: Forms, t: Term) -> int:
         else:
             odd.append(f)
     return (1 if t.number > 0 else -1) if all(is_never_negative(forms, f) for f in odd) else 0
+
+
+def _never_negative(forms: Forms, v: Value) -> bool:
+    """Is a value never negative as it is written: a sum of squares, say, before it is multiplied
+    out?"""
+    if isinstance(v, Const):
+        return v.value >= 0
+    if isinstance(v, Reduce):
+        return v.combine == "add" and _never_negative(forms, v.body)
+    if isinstance(v, Fn) and v.name in ("add", "mul"):
+        a, b = v.args
+        square = v.name == "mul" and forms.text(a) == forms.text(b)
+        return square or (_never_negative(forms, a) and _never_negative(forms, b))
+    return is_never_negative(forms, v)
 
 
 def is_never_negative(forms: Forms, f: Factor) -> bool:
