@@ -22,6 +22,7 @@ from tilewright.rewrites.proofs.terms import (
     Terms,
     is_test,
     minus,
+    scaled,
     symbols,
     times,
 )
@@ -37,22 +38,19 @@ def factored(forms: Forms, form: Form, dtype: DType) -> tuple[Term, Terms]:
     """(what is common, the rest): their product is the sum. What depends on a summed index or is a
     test stays in the rest."""
     parts = tuple(form.values())
-    first = form[min(form)].number
     exponent = _common_exponent(forms, parts, dtype)
     bound = {s for t in parts for s in t.summed}
     common: list[Factor] = []
     for f in dict.fromkeys(parts[0].factors):
         if not is_test(f) and not _is_exp(f) and not symbols(f) & bound:
             common += [f] * min(t.factors.count(f) for t in parts)
-    rest = tuple(x for t in parts for x in _without(forms, t, first, common, exponent, dtype))
+    rest = tuple(x for t in parts for x in _without(forms, t, common, exponent, dtype))
     if exponent:
         common.append(fn("exp", as_value(exponent, dtype)))
-    return Term(first, (), tuple(common)), _plain(forms, rest, dtype)
-
-
-def _plain(forms: Forms, rest: Terms, dtype: DType) -> Terms:
-    found = forms.simplified(rest, dtype)
-    return ONE if found == list(ONE) else tuple(found)
+    left = forms.collected(rest, dtype)
+    first = left[min(left)].number
+    found = scaled(tuple(left.values()), 1 / first)
+    return Term(first, (), tuple(common)), ONE if found == ONE else found
 
 
 def _is_exp(f: Factor) -> bool:
@@ -87,18 +85,16 @@ def _free(t: Term) -> frozenset[D.Sym]:
     return frozenset(s for f in t.factors for s in symbols(f)) - set(t.summed)
 
 
-def _without(
-    forms: Forms, t: Term, number: Fraction, common: list[Factor], exponent: Terms, dtype: DType
-) -> Terms:
+def _without(forms: Forms, t: Term, common: list[Factor], exponent: Terms, dtype: DType) -> Terms:
     left = list(t.factors)
     for f in common:
         left.remove(f)
     x = _exponent(t)
     if not exponent or x is None:
-        return (Term(t.number / number, t.summed, tuple(left)),)
+        return (Term(t.number, t.summed, tuple(left)),)
     others = tuple(f for f in left if not _is_exp(f))
     lower = fn("exp", fn("sub", cast(x, dtype), as_value(exponent, dtype)))
-    return times((Term(t.number / number, t.summed, others),), forms.terms(lower))
+    return times((Term(t.number, t.summed, others),), forms.terms(lower))
 
 
 # ---- what is known of a value's sign

@@ -18,9 +18,9 @@ summed index cuts its range instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from itertools import permutations
+from itertools import chain, groupby, permutations, product
 
 import numpy as np
 
@@ -78,6 +78,8 @@ from tilewright.rewrites.proofs.terms import (
 READINGS = ("bits", "numbers", "reals")
 # Of more summed indices all orders are too many to try.
 MAX_SUMMED = 6
+# From so many on, only those that are used alike change places.
+MANY_SUMMED = 3
 # Semilattices: the order, the grouping and the number of equal arguments make no difference.
 LATTICE = frozenset(("max", "min", "and", "or"))
 SWAPPED = {"gt": "lt", "ge": "le"}
@@ -394,12 +396,23 @@ class Forms:
         if len(t.summed) > MAX_SUMMED:
             raise Unsupported(f"{len(t.summed)} summed indices are too many for a normal form")
         texts = []
-        for heads, table in _orders(t.summed, "Σ"):
+        for heads, table in _orders(t.summed, "Σ", signature=self._signatures(t)):
             tests = {self._factor_text(f, table) for f in t.factors if is_test(f)}
             values = [self._factor_text(f, table) for f in t.factors if not is_test(f)]
             text = "*".join((*sorted(tests), *sorted(values)))
             texts.append(f"sum<{heads}>{text}" if heads else text)
         return min(texts)
+
+    def _signatures(self, t: Term) -> dict[Sym, str]:
+        """How each summed index is used, whatever the others are called: fewer orders are left."""
+        if len(t.summed) < MANY_SUMMED:
+            return {}
+        out: dict[Sym, str] = {}
+        for s in t.summed:
+            table: dict[Sym, Dim] = {o: D.var("@" if o is s else "_", extent(o)) for o in t.summed}
+            mine = (f for f in t.factors if s in symbols(f))
+            out[s] = " ".join(sorted(self._factor_text(f, table) for f in mine))
+        return out
 
     def _factor_text(self, f: Factor, table: dict[Sym, Dim]) -> str:
         if isinstance(f, Condition):
@@ -480,14 +493,24 @@ def _of_indices(name: str, x: Dim, y: Dim) -> tuple[Terms, Terms]:
 
 
 def _orders(
-    axes: tuple[Sym, ...], prefix: str, fixed: bool = False
+    axes: tuple[Sym, ...],
+    prefix: str,
+    fixed: bool = False,
+    signature: Mapping[Sym, str] | None = None,
 ) -> Iterator[tuple[str, dict[Sym, Dim]]]:
-    """Names for bound indices, in every order of those of one size: (their sizes, the names)."""
-    groups = axes if fixed else tuple(sorted(axes, key=lambda s: dim_text(extent(s))))
-    sizes = [dim_text(extent(s)) for s in groups]
-    for order in (groups,) if fixed else permutations(groups):
-        if [dim_text(extent(s)) for s in order] != sizes:
-            continue
+    """Names for bound indices, in every order of those of one size and signature: (their sizes, the
+    names)."""
+    told = signature or {}
+
+    def kind(s: Sym) -> tuple[str, str]:
+        return dim_text(extent(s)), told.get(s, "")
+
+    if fixed:
+        orders: Iterator[tuple[Sym, ...]] = iter((axes,))
+    else:
+        alike = (tuple(g) for _, g in groupby(sorted(axes, key=kind), key=kind))
+        orders = (tuple(chain(*x)) for x in product(*(tuple(permutations(g)) for g in alike)))
+    for order in orders:
         table: dict[Sym, Dim] = {}
         heads = []
         for k, s in enumerate(order):

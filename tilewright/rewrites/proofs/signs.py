@@ -76,26 +76,33 @@ def positive_part(forms: Forms, x: Value) -> Terms | None:
         for a, b in (x.args, x.args[::-1]):
             if _never_negative(forms, b):
                 return times(forms.terms(b), forms.terms(fn("max", a, const(0, x.dtype))))
-    form = forms.collected(forms.terms(x), x.dtype)
-    parts = tuple(form.values())
+    parts = tuple(forms.simplified(forms.terms(x), x.dtype))
     signs = {sign_of(forms, t) for t in parts}
     if signs <= {1}:
         return parts
     if signs == {-1}:
         return ()
-    common, first = _common(forms, parts), form[min(form)].number
+    common = _common(forms, parts)
+    rest, first = _normed(forms, parts, common, x.dtype)
     if first == 1 and not common:
         return None
-    scale = abs(first)
-    rest = tuple(Term(t.number / scale, t.summed, _without(t.factors, common)) for t in parts)
-    outside = (Term(scale, (), tuple(common)),)
-    rest_form = forms.collected(rest, x.dtype)
-    if rest_form[min(rest_form)].number > 0:
+    outside = (Term(abs(first), (), tuple(common)),)
+    if first > 0:
         inside = atom(fn("max", as_value(rest, x.dtype), const(0, x.dtype)))
         return times(outside, inside)
-    turned = scaled(rest, -1)
-    inside = atom(fn("max", as_value(turned, x.dtype), const(0, x.dtype)))
-    return times(outside, minus(inside, turned))
+    inside = atom(fn("max", as_value(rest, x.dtype), const(0, x.dtype)))
+    return times(outside, minus(inside, rest))
+
+
+def _normed(
+    forms: Forms, parts: Terms, common: list[Factor], dtype: DType
+) -> tuple[Terms, Fraction]:
+    """(terms without common factors, over a number, so that the first of them has the number 1; the
+    number)."""
+    rest = tuple(Term(t.number, t.summed, _without(t.factors, common)) for t in parts)
+    form = forms.collected(rest, dtype)
+    first = form[min(form)].number
+    return scaled(rest, 1 / first), first
 
 
 def larger(forms: Forms, v: Fn) -> Terms | None:
@@ -103,7 +110,9 @@ def larger(forms: Forms, v: Fn) -> Terms | None:
     without what all have in common. None where that is nothing, or a condition decides."""
     if decided_by(v) is not None:
         return None
-    args = {forms.text(a): a for a in (flat(v) if forms.flat else v.args)}
+    neutral = identity(v.name, v.dtype)  # infinite: no real number
+    several = [a for a in (flat(v) if forms.flat else v.args) if a is not neutral]
+    args = {forms.text(a): a for a in several}
     names = sorted(args)
     if len(names) == 1:
         return forms.terms(args[names[0]])
@@ -141,8 +150,7 @@ def extreme(forms: Forms, v: Reduce) -> Terms | None:
     assert isinstance(v.combine, str)
     neutral = identity(v.combine, v.dtype)
     body, where = without_neutral(v.body, neutral)
-    form = forms.collected(forms.terms(body), v.dtype)
-    parts = tuple(form.values())
+    parts = tuple(forms.simplified(forms.terms(body), v.dtype))
     if not parts:
         return None
     fixed = tuple(t for t in parts if not any(symbols(f) & set(v.axes) for f in t.factors))
@@ -151,11 +159,11 @@ def extreme(forms: Forms, v: Reduce) -> Terms | None:
         chosen = select(where, inside, neutral)
         return fixed + forms.terms(make_reduce(v.combine, v.axes, chosen))
     free = tuple(Term(t.number, t.summed + v.axes, t.factors) for t in parts)
-    common, first = _common(forms, free), form[min(form)].number
+    common = _common(forms, free)
+    rest, first = _normed(forms, parts, common, v.dtype)
     if first == 1 and not common:
         return None
     name = v.combine if first > 0 else {"max": "min", "min": "max"}[v.combine]
-    rest = tuple(Term(t.number / first, t.summed, _without(t.factors, common)) for t in parts)
     inside = select(where, as_value(rest, v.dtype), identity(name, v.dtype))
     return times((Term(first, (), tuple(common)),), forms.terms(make_reduce(name, v.axes, inside)))
 
