@@ -168,7 +168,8 @@ def leaf(rng: random.Random, t: Term) -> Iterator[Tree]:
 
 
 CHANGES: dict[str, Change] = {
-    f.__name__: f for f in (order, axis, bounds, settings, groups, sign, constant, operator, leaf)
+    f.__name__: f
+    for f in (order, axis, bounds, settings, kernels, groups, sign, constant, operator, leaf)
 }
 
 
