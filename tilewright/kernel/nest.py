@@ -19,7 +19,7 @@ from tilewright.ir.combine import Combine, Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Rewriter, Value, extent, loads
 from tilewright.kernel.axis import Axis, axis_named, first_name
-from tilewright.kernel.fences import Acquire, Await, Barrier, Commit, Fetch, Release, Wait
+from tilewright.kernel.fences import Acquire, Await, Barrier, Commit, Release, Wait
 from tilewright.kernel.group import Buffer, Group, Stage
 from tilewright.kernel.guards import copied
 
@@ -43,7 +43,7 @@ ANY_ORDER = ("independent", "parallel")
 # shared: one per block of threads; counter: global memory, zero before and after every launch, by
 # which blocks know that they are the last (steps/finish_last.py); stack, heap, let: local, of legal
 # nests (memory.py and hoist.py of kernel/legal/); the others are explained at group.Buffer
-NEST_ROLES = ("product", "scan", "gathered", "described", "specialised", "flattened")
+NEST_ROLES = ("product", "scan", "gathered", "described", "specialised")
 SCOPES = ("in", "out", "local", "register", "stack", "heap", "let", "shared", "counter", "memory")
 
 # What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.
@@ -219,10 +219,10 @@ class Report:
     condition: Value | None = None
 
 
-Fence = Union[Barrier, Commit, Wait, Acquire, Release, Await, Fetch]
+Fence = Union[Barrier, Commit, Wait, Acquire, Release, Await]
 Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
 # What orders the threads of a block, and computes nothing.
-FENCES = (Barrier, Commit, Wait, Acquire, Release, Await, Fetch)
+FENCES = (Barrier, Commit, Wait, Acquire, Release, Await)
 BRANCHES = (If, While, Atomic, Report)  # what steps do not move anything across
 
 
@@ -235,8 +235,7 @@ class Nest:
     precision: str = "reassociate"  # what steps may do to sums of floats; see group.Group
     # What a stage, a loop or an argument is, as the kernel's author said it, where its statements
     # do not show it: a "product" of tiles, a loop of a "scan", memory that was "described" as an
-    # array to be read in boxes, a loop whose copies a "specialised" warp should issue, one that is
-    # "flattened" with those in it: their copies should go on when an iteration of it begins.
+    # array to be read in boxes, a loop whose copies a "specialised" warp should issue.
     roles: tuple[tuple[str, str], ...] = ()
 
     def buffer(self, name: str) -> Buffer:
