@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from tilewright import rewrites
 from tilewright.ir.node import Graph, Node, topological
@@ -103,8 +103,10 @@ class Whole:
     found: tuple[tuple[Found, int], ...]
 
 
+@lru_cache(maxsize=4)
 def search_pieces(graph: Graph, target: Target, budget: Budget, most: int) -> Whole:
-    """A search of each part of at most so many operators. Parts that do the same are one."""
+    """A search of each part of at most so many operators. Parts that do the same are one. Several
+    programs are made of one graph, one after the other: what was found is kept."""
     parts = pieces(graph, most)
     counts = Counter(p.graph for p in parts)
     until = time.monotonic() + budget.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -28,7 +29,16 @@ class Search(Pass, before=("Decompose",), rounds=True):
             raise Invalid("Search compares costs on a machine, and no target is known")
         by = import_module(_SEARCH)
         budget = by.Budget(self.seconds, self.members)
+        began = time.perf_counter()
         whole = by.search_pieces(program, self.machine, budget, self.most)
+        took = time.perf_counter() - began
+        log.add(
+            "search",
+            f"{program.name}: searched in {took:.2f} s",
+            detail=True,
+            whole=whole,
+            seconds=took,
+        )
         if whole.pieces > 1:
             log.add(
                 "search",
