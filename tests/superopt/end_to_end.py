@@ -215,7 +215,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     known = list(networks.BUILDERS)
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(known)}")
     parser.add_argument("--rounds", type=int, default=15, help="in which both take turns")
-    parser.add_argument("--budget", type=int, default=10, help="seconds that a search may take")
+    parser.add_argument("--budget", type=int, default=60, help="seconds that a search may take")
     parser.add_argument("--tiny", action="store_true", help="the same structures, small")
     parser.add_argument("--json", type=Path, help="write all times and findings to this file")
     given = parser.parse_args(arguments)

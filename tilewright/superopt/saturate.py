@@ -15,12 +15,16 @@ from tilewright.superopt.classes import Because, Classes, Pair
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may use. A rule that matches too often in one round rests in the next."""
+    """What a search may use. Counts end it, so that it finds the same each time; seconds are a last
+    resort. A rule that matches too often in one round rests in the next."""
 
-    seconds: float = 10.0
+    seconds: float = 60.0
     members: int = 20_000  # beside those of the graph itself
     rounds: int = 12
     matches: int = 2_000
+    choices: int = 2_000  # parts of the space of choices that a solver looks at
+    graphs: int = 400  # that are taken out of a queue
+    worse: float = 1.05  # than the best one: what costs more joins no queue
 
 
 BUDGET = Budget()
@@ -94,6 +98,10 @@ def _taken(classes: Classes, m: Match) -> tuple[Pair, ...]:
         if n is not leaders[k]:
             operands = (x for earlier in m.nodes[:k] for x in earlier.inputs)
             out.append((next(x for x in operands if classes.leader(x) is leaders[k]), n))
+    for rest in m.bindings.values():
+        if isinstance(rest, tuple):  # operands of any number
+            several = [n for n in rest if isinstance(n, Node)]
+            out += ((x, n) for n in several if (x := classes.leader(n)) is not n)
     return tuple(out)
 
 

@@ -12,11 +12,12 @@ from tilewright import rewrites
 from tilewright.ir.node import Graph, Node, topological
 from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
-from tilewright.superopt.applied import rules_of
+from tilewright.superopt.applied import of_several, rules_of
 from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
 from tilewright.superopt.merge import Merge, merged, merges
 from tilewright.superopt.pieces import pieces, substituted
+from tilewright.superopt.queue import walk
 from tilewright.superopt.records import FOLDER, read
 from tilewright.superopt.saturate import Budget, saturate
 from tilewright.superopt.seconds import Seconds, constant_classes
@@ -32,10 +33,13 @@ def mined_rules() -> dict[str, Equality]:
 
 @cache
 def searched_rules() -> tuple[Rule, ...]:
-    """Mined rules in both directions, and those written by hand."""
-    mined = (r for name, e in mined_rules().items() for r in rules_of(e, name))
-    by_hand = (r for rs in rewrites.rules("rounding").by_root.values() for r in rs)
-    return (*mined, *by_hand)
+    """Mined rules in both directions, and those written by hand, with those that move batch
+    normalisation into weights: what they gain is judged here."""
+    mined = [r for name, e in mined_rules().items() for r in rules_of(e, name)]
+    several = (r for rule in mined if (r := of_several(rule)) is not None)
+    tables = (rewrites.rules("rounding", f) for f in ((), ("batch_norm",)))
+    by_hand = (r for table in tables for rs in table.by_root.values() for r in rs)
+    return (*mined, *several, *by_hand)
 
 
 @cache
@@ -62,35 +66,71 @@ class Found:
     proof: tuple[Proved, ...] = ()
 
 
-def search(
-    graph: Graph, target: Target, budget: Budget, rules: Sequence[Rule] | None = None
-) -> Found:
-    """The cheapest graph equal to this one that was found within the budget."""
+@dataclass(frozen=True)
+class _Explored:
+    """What a way to search gives: roots of the cheapest graph, whether none is cheaper, how it
+    ended, how many operators it saw, how often rules were applied, and what is equal to what."""
+
+    roots: tuple[Node, ...]
+    best: bool
+    ended: str
+    members: int
+    applied: Counter[str]
+    classes: Classes
+
+
+def _saturated(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) -> _Explored:
+    """All graphs at once, and the cheapest of them."""
     until = time.monotonic() + budget.seconds
     classes = Classes(graph.outputs)
-    rules = searched_rules() if rules is None else rules
     found = saturate(classes, rules, budget)
     for n, other, why in list(merged(classes, searched_merges(), constant_classes(classes))):
         classes.add(other)
         found.applied[why.rule] += classes.join(n, other, why)
     classes.settle()
-    cost = Seconds(target, constant_classes(classes))
     left = max(until - time.monotonic(), budget.seconds / 4)
-    chosen = cheapest(classes, graph.outputs, cost, left)
-    live = set(topological(chosen.roots))
+    cost = replace(cost, constant=constant_classes(classes))
+    chosen = cheapest(classes, graph.outputs, cost, left, choices=budget.choices)
+    ended = "seconds" if chosen.late else found.ended
+    return _Explored(chosen.roots, chosen.best, ended, len(classes), found.applied, classes)
+
+
+def _walked(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) -> _Explored:
+    """One graph after the other, the cheapest first."""
+    found = walk(graph.outputs, rules, searched_merges(), cost, budget)
+    equal = found.classes(graph.outputs)
+    return _Explored(found.roots, False, found.ended, found.members, found.applied, equal)
+
+
+WAYS = {"saturation": _saturated, "queue": _walked}
+
+
+def search(
+    graph: Graph,
+    target: Target,
+    budget: Budget,
+    rules: Sequence[Rule] | None = None,
+    by: str = "saturation",
+) -> Found:
+    """The cheapest graph equal to this one that was found within the budget."""
+    rules = searched_rules() if rules is None else rules
+    explored = WAYS[by](graph, Seconds(target), budget, rules)
+    live = set(topological(explored.roots))
     places = {n: p for n, p in graph.places.items() if n in live}
-    made = replace(graph, outputs=chosen.roots, places=places)
+    made = replace(graph, outputs=explored.roots, places=places)
     before, after = estimated(graph, target), estimated(made, target)
-    said = chosen.best, found.ended, len(classes), found.applied
+    said = explored.best, explored.ended, explored.members, explored.applied
     if after >= before:
         return Found(graph, graph, before, before, *said)
-    own = {n: classes.over_leaders(n) for n in topological(graph.outputs)}
-    taken = set(chosen.members.values())
-    removed = frozenset(n for n, m in own.items() if m not in taken)
-    known = set(own.values())
-    added = frozenset(chosen.made[n] for n, m in chosen.members.items() if m not in known)
-    leaders = ((n, classes.leader(n)) for n in graph.outputs)
-    proof = classes.why([*leaders, *chosen.members.items()])
+    classes = explored.classes
+    for n in made.outputs:
+        classes.add(n)
+    old, new = ({n: classes.over_leaders(n) for n in g.nodes()} for g in (graph, made))
+    removed, added = (
+        frozenset(n for n, m in some.items() if m not in set(others.values()))
+        for some, others in ((old, new), (new, old))
+    )
+    proof = classes.why(zip(graph.outputs, made.outputs, strict=True))
     return Found(graph, made, before, after, *said, removed, added, tuple(proof))
 
 
@@ -104,16 +144,19 @@ class Whole:
 
 
 @lru_cache(maxsize=4)
-def search_pieces(graph: Graph, target: Target, budget: Budget, most: int) -> Whole:
-    """A search of each part of at most so many operators. Parts that do the same are one. Several
-    programs are made of one graph, one after the other: what was found is kept."""
+def search_pieces(
+    graph: Graph, target: Target, budget: Budget, most: int, by: str = "saturation"
+) -> Whole:
+    """A search of each part of at most so many operators. Parts that do the same are one. Seconds
+    are for all of them together. Several programs are made of one graph, one after the other: what
+    was found is kept."""
     parts = pieces(graph, most)
     counts = Counter(p.graph for p in parts)
     until = time.monotonic() + budget.seconds
     found: dict[Graph, Found] = {}
-    for k, part in enumerate(counts):
-        seconds = max(0.0, until - time.monotonic()) / (len(counts) - k)
-        found[part] = search(part, target, replace(budget, seconds=seconds))
+    for part in counts:
+        left = max(0.0, until - time.monotonic())
+        found[part] = search(part, target, replace(budget, seconds=left), by=by)
     made: dict[Node, Node] = {}
     for p in parts:
         table = {x: made.get(n, n) for x, n in zip(p.graph.inputs, p.bound, strict=True)}

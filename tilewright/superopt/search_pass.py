@@ -6,23 +6,29 @@ import time
 from dataclasses import dataclass
 from importlib import import_module
 
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, require
 from tilewright.base.events import Log
 from tilewright.ir.node import Graph
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.target import Target
 
 _SEARCH = "tilewright.superopt.search"
+WAYS = ("saturation", "queue")
 
 
 @dataclass(frozen=True)
 class Search(Pass, before=("Decompose",), rounds=True):
     """The cheapest of all graphs that the rules make of one, by an estimate of seconds."""
 
-    seconds: int = 10
+    seconds: int = 60  # after which it ends, whatever it has found
     members: int = 4_000
     most: int = 120  # operators that are searched at once
+    by: str = "saturation"  # or "queue"
     machine: Target | None = of_target(None, lambda t: t)
+
+    def __post_init__(self) -> None:
+        known = ", ".join(map(repr, WAYS))
+        require(self.by in WAYS, f"by of Search is one of {known}")
 
     def apply(self, program: Graph, log: Log) -> Graph:
         if self.machine is None:
@@ -30,7 +36,7 @@ class Search(Pass, before=("Decompose",), rounds=True):
         by = import_module(_SEARCH)
         budget = by.Budget(self.seconds, self.members)
         began = time.perf_counter()
-        whole = by.search_pieces(program, self.machine, budget, self.most)
+        whole = by.search_pieces(program, self.machine, budget, self.most, self.by)
         took = time.perf_counter() - began
         log.add(
             "search",
@@ -44,6 +50,13 @@ class Search(Pass, before=("Decompose",), rounds=True):
                 "search",
                 f"{program.name}: {len(program.nodes())} operators are more than a search of"
                 f" {self.most}: {whole.pieces} pieces, {len(whole.found)} of them different",
+            )
+        late = sum(found.ended == "seconds" for found, _ in whole.found)
+        if late:
+            log.add(
+                "search",
+                f"{program.name}: {self.seconds} seconds ended the search of {late} of"
+                f" {len(whole.found)} pieces: another run may find another graph",
             )
         for found, times in whole.found:
             log.add(

@@ -27,7 +27,7 @@ FUSED = 0.25
 def constant_classes(classes: Classes) -> set[Node]:
     """Leaders of classes with a member that depends on weights and numbers alone."""
     found: set[Node] = set()
-    waiting = [n for n in classes if any(map(_is_known, classes.members(n)))]
+    waiting = [n for n in classes if any(map(is_known, classes.members(n)))]
     while waiting:
         n = waiting.pop()
         if n in found:
@@ -39,7 +39,7 @@ def constant_classes(classes: Classes) -> set[Node]:
     return found
 
 
-def _is_known(n: Node) -> bool:
+def is_known(n: Node) -> bool:
     """Is it a weight, or made of nothing?"""
     return n.op.role == "weight" if isinstance(n.op, Input) else not n.inputs
 
