@@ -102,8 +102,8 @@ def searched(heard: Log) -> Searched:
     return Searched(
         sum(e.data["seconds"] for e in events if "whole" in e.data),
         runs[0].pieces if runs else 0,
-        sum(f.before * times for f, times in found),
-        sum(f.after * times for f, times in found),
+        runs[0].before if runs else 0.0,
+        runs[0].after if runs else 0.0,
         dict(Counter(s.rule for f, _ in found for s in f.proof).most_common()),
         [str(e.data["measured"]) for e in events if "measured" in e.data],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
@@ -15,11 +15,11 @@ from tilewright.ir.target import Target
 from tilewright.superopt.applied import of_several, rules_of
 from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
-from tilewright.superopt.merge import Merge, merged, merges
+from tilewright.superopt.merge import Merge, Merged, merged, merged_by_weights, merges
 from tilewright.superopt.pieces import pieces, substituted
 from tilewright.superopt.queue import walk
 from tilewright.superopt.records import FOLDER, read
-from tilewright.superopt.saturate import Budget, saturate
+from tilewright.superopt.saturate import Budget, Saturated, saturate
 from tilewright.superopt.seconds import Seconds, constant_classes
 from tilewright.superopt.terms import Equality
 
@@ -83,14 +83,37 @@ def _saturated(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule
     """All graphs at once, and the cheapest of them."""
     until = time.monotonic() + budget.seconds
     classes = Classes(graph.outputs)
-    found = saturate(classes, rules, budget)
-    for n, other, why in list(merged(classes, searched_merges(), constant_classes(classes))):
+    found = saturate(classes, rules, budget, constant_classes)
+    joined = list(merged(classes, searched_merges(), constant_classes(classes)))
+    left = max(until - time.monotonic(), budget.seconds / 4)
+    return _chosen(graph, cost, replace(budget, seconds=left), classes, found, joined)
+
+
+def _by_weights(graph: Graph, cost: Seconds, budget: Budget) -> _Explored:
+    """Operators with the same weights as one, wherever they are."""
+    classes = Classes(graph.outputs)
+    joined = list(merged_by_weights(classes, searched_merges(), constant_classes(classes)))
+    found = Saturated("saturated", 1, Counter())
+    if not joined:
+        return _Explored(graph.outputs, True, found.ended, len(classes), found.applied, classes)
+    return _chosen(graph, cost, budget, classes, found, joined)
+
+
+def _chosen(
+    graph: Graph,
+    cost: Seconds,
+    budget: Budget,
+    classes: Classes,
+    found: Saturated,
+    joined: Iterable[Merged],
+) -> _Explored:
+    """The cheapest of all, with what several operators become together."""
+    for n, other, why in joined:
         classes.add(other)
         found.applied[why.rule] += classes.join(n, other, why)
     classes.settle()
-    left = max(until - time.monotonic(), budget.seconds / 4)
     cost = replace(cost, constant=constant_classes(classes))
-    chosen = cheapest(classes, graph.outputs, cost, left, choices=budget.choices)
+    chosen = cheapest(classes, graph.outputs, cost, budget.seconds, choices=budget.choices)
     ended = "seconds" if chosen.late else found.ended
     return _Explored(chosen.roots, chosen.best, ended, len(classes), found.applied, classes)
 
@@ -114,7 +137,10 @@ def search(
 ) -> Found:
     """The cheapest graph equal to this one that was found within the budget."""
     rules = searched_rules() if rules is None else rules
-    explored = WAYS[by](graph, Seconds(target), budget, rules)
+    return _found(graph, target, WAYS[by](graph, Seconds(target), budget, rules))
+
+
+def _found(graph: Graph, target: Target, explored: _Explored) -> Found:
     live = set(topological(explored.roots))
     places = {n: p for n, p in graph.places.items() if n in live}
     made = replace(graph, outputs=explored.roots, places=places)
@@ -136,11 +162,14 @@ def search(
 
 @dataclass(frozen=True)
 class Whole:
-    """A graph put together from what was found of its pieces; how often each piece occurs."""
+    """A graph put together from what was found of it as a whole and then of its pieces; how often
+    each occurs."""
 
     graph: Graph
     pieces: int
     found: tuple[tuple[Found, int], ...]
+    before: float  # seconds by the estimate
+    after: float
 
 
 @lru_cache(maxsize=4)
@@ -150,9 +179,10 @@ def search_pieces(
     """A search of each part of at most so many operators. Parts that do the same are one. Seconds
     are for all of them together. Several programs are made of one graph, one after the other: what
     was found is kept."""
-    parts = pieces(graph, most)
-    counts = Counter(p.graph for p in parts)
     until = time.monotonic() + budget.seconds
+    first = _found(graph, target, _by_weights(graph, Seconds(target), budget))
+    parts = pieces(first.graph, most)
+    counts = Counter(p.graph for p in parts)
     found: dict[Graph, Found] = {}
     for part in counts:
         left = max(0.0, until - time.monotonic())
@@ -162,8 +192,11 @@ def search_pieces(
         table = {x: made.get(n, n) for x, n in zip(p.graph.inputs, p.bound, strict=True)}
         new = substituted(found[p.graph].graph.outputs, table)
         made |= zip(p.outputs, new, strict=True)
-    whole = graph.with_outputs((made.get(n, n) for n in graph.outputs), made)
-    return Whole(whole, len(parts), tuple((found[g], times) for g, times in counts.items()))
+    outputs = first.graph.outputs
+    whole = first.graph.with_outputs((made.get(n, n) for n in outputs), made)
+    listed = [(first, 1)] if first.proof else []
+    listed += ((found[g], times) for g, times in counts.items())
+    return Whole(whole, len(parts), tuple(listed), first.before, estimated(whole, target))
 
 
 def estimated(graph: Graph, target: Target) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tilewright.graph.classify import facts, flops, guess, nbytes
 from tilewright.graph.winograd import Winograd, sizes_before_layout
-from tilewright.ir.node import Constant, Input, Item, Node, topological
+from tilewright.ir.node import Constant, Input, Item, Node, input, node, topological
 from tilewright.ir.operator import composition, is_composed
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType
@@ -62,9 +62,11 @@ class Seconds:
             known.add(n)
             return EACH
         if is_composed(n.op):
-            inner = topological(composition(n), stop=n.inputs)
-            known = set(known)
-            return EACH + sum(self._of(x, known) for x in inner)
+            # Of tensors of which nothing is known: builders look into what operands are made of.
+            alike = {x: input(f"x{k}", x.ttype) for k, x in enumerate(dict.fromkeys(n.inputs))}
+            inside = {alike[x] for x in alike if x in self.constant or x in known}
+            inner = topological(composition(node(n.op, *(alike[x] for x in n.inputs))))
+            return EACH + sum(self._of(x, inside) for x in inner)
         kind = facts(n).kind
         if kind == "view":
             return EACH

@@ -21,6 +21,7 @@ from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.faster_layers import Layers, place
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.program_cache import key_of
+from tilewright.graph.align import SinkReshapes
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
@@ -110,14 +111,15 @@ class Measured:
 
 def with_search(listed: Pipeline) -> Pipeline:
     """The list with a search, if it has none: after what makes graphs simpler, and before operators
-    are written in terms of others, of which there are more and about which rules say less."""
+    are written in terms of others, of which there are more and about which rules say less. Rules
+    are about products and sums, not about the reshapes that a frontend leaves between them."""
     found = list(listed)
     names = [p.name for p in found]
     if Search.name in names:
         return listed
     early = names[: names.index("Decompose")] if "Decompose" in names else names
     at = max((k + 1 for k, n in enumerate(early) if n in ("Simplify", "BatchNormFold")), default=0)
-    return Pipeline((*found[:at], Search(), *found[at:]))
+    return Pipeline((*found[:at], SinkReshapes(), Search(), *found[at:]))
 
 
 def _kernels(p: Program) -> list[tuple[str, int]]:
