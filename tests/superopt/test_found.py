@@ -188,12 +188,17 @@ QUEUE = replace(BUDGET, graphs=60, worse=2.0)
 NOT_BY_QUEUE = {low_rank, low_rank_with_bias, activated}
 
 
+def assert_same(graph: Graph, made: Graph) -> None:
+    rng = np.random.default_rng(0)
+    args = [rng.standard_normal(static(n.shape)).astype(np.float64) for n in graph.inputs]
+    for a, b in zip(evaluate(graph, args), evaluate(made, args), strict=True):
+        assert np.abs(a - b).max() <= 1e-5 * np.abs(a).max()
+
+
 def assert_right(found: Found) -> None:
     """Both graphs give the same, and are equal by what the proof says and by nothing else."""
-    graph, rng = found.given, np.random.default_rng(0)
-    args = [rng.standard_normal(static(n.shape)).astype(np.float64) for n in graph.inputs]
-    for a, b in zip(evaluate(graph, args), evaluate(found.graph, args), strict=True):
-        assert np.abs(a - b).max() <= 1e-5 * np.abs(a).max()
+    graph = found.given
+    assert_same(graph, found.graph)
     classes = Classes((*graph.outputs, *found.graph.outputs))
     known = {r.label for r in searched_rules()} | {m.name for m in searched_merges()}
     for step in found.proof:

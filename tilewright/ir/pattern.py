@@ -363,9 +363,12 @@ class Rule:
         """The first replacement of n and how it matched, or None. The type never changes."""
         return next(self._replacements(match(self.left, n, uses)), None) if self._fits(n) else None
 
-    def everywhere(self, n: Node, forms: Forms) -> Iterator[tuple[Node, Match]]:
-        """Every replacement of n, whose operands may be any of their forms."""
-        return self._replacements(match(self.left, n, None, forms))
+    def everywhere(
+        self, n: Node, forms: Forms, new: Callable[[Match], bool] | None = None
+    ) -> Iterator[tuple[Node, Match]]:
+        """Every replacement of n, whose operands may be any of their forms, by matches that are
+        new."""
+        return self._replacements(filter(new, match(self.left, n, None, forms)))
 
     def _replacements(self, matches: Iterable[Match]) -> Iterator[tuple[Node, Match]]:
         for m in matches:

@@ -59,6 +59,7 @@ def saturate(
     applied: Counter[str] = Counter()
     resting: dict[str, int] = {}  # until which round
     owed: dict[str, set[Node]] = {}  # members that a rule that rests has not seen
+    seen = {r.name: _Seen() for r in rules}
     for k in range(budget.rounds):
         near = _within(classes, far)
         left: dict[str, set[Node]] = {}
@@ -75,7 +76,7 @@ def saturate(
                     if resting.get(rule.name, 0) > k:
                         left.setdefault(rule.name, set()).add(n)
                         continue
-                    for out, m in rule.everywhere(n, classes.members):
+                    for out, m in rule.everywhere(n, classes.members, seen[rule.name].add):
                         found.append((m, out, Because(rule.label, _taken(classes, m))))
                         counts[rule.name] += 1
             if late := time.monotonic() > until:
@@ -94,6 +95,19 @@ def saturate(
         if not classes.changed and not owed:
             return Saturated("saturated", k + 1, applied)
     return Saturated("rounds", budget.rounds, applied)
+
+
+class _Seen:
+    """Matches of a rule that were tried: operators, and what variables stand for."""
+
+    def __init__(self) -> None:
+        self._known: set[object] = set()
+
+    def add(self, m: Match) -> bool:
+        """Is it new?"""
+        key, before = (m.nodes, *m.bindings.values()), len(self._known)
+        self._known.add(key)
+        return len(self._known) > before
 
 
 def _taken(classes: Classes, m: Match) -> tuple[Pair, ...]:

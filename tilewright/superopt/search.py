@@ -6,21 +6,24 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
+from operator import le
 
 from tilewright import rewrites
+from tilewright.graph.classify import contractions
 from tilewright.ir.node import Graph, Node, topological
 from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
 from tilewright.superopt.applied import of_several, rules_of
+from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
 from tilewright.superopt.merge import Merge, Merged, merged, merged_by_weights, merges
 from tilewright.superopt.pieces import pieces, substituted
-from tilewright.superopt.queue import walk
+from tilewright.superopt.queue import Walked, walk
 from tilewright.superopt.records import FOLDER, read
 from tilewright.superopt.saturate import Budget, Saturated, saturate
-from tilewright.superopt.seconds import Seconds, constant_classes
+from tilewright.superopt.seconds import Measured, Seconds, constant_classes, operators
 from tilewright.superopt.terms import Equality
 
 
@@ -40,6 +43,26 @@ def searched_rules() -> tuple[Rule, ...]:
     tables = (rewrites.rules("rounding", f) for f in ((), ("batch_norm",)))
     by_hand = (r for table in tables for rs in table.by_root.values() for r in rs)
     return (*mined, *several, *by_hand)
+
+
+@cache
+def fewer_products() -> tuple[Rule, ...]:
+    """The mined rules that leave out a product and add no operator."""
+    found: list[Rule] = []
+    for name, e in mined_rules().items():
+        sides = [topological((n,)) for n in e.nodes(Sizes.symbolic(e.symbols))]
+        for rule in rules_of(e, name):
+            old, new = sides if rule.name == name else sides[::-1]
+            names = (Counter(n.op.name for n in side if n.inputs) for side in (new, old))
+            if sum(map(contractions, new)) < sum(map(contractions, old)) and le(*names):
+                found.append(rule)
+    return (*found, *(r for rule in found if (r := of_several(rule)) is not None))
+
+
+def with_fewer_products(graph: Graph, target: Target, most: int) -> Walked:
+    """Those rules as long as each makes the graph cheaper, at most so many times."""
+    budget = Budget(graphs=most, worse=1.0)
+    return walk(graph.outputs, fewer_products(), (), Seconds(target), budget)
 
 
 @cache
@@ -65,6 +88,13 @@ class Found:
     added: frozenset[Node] = frozenset()
     proof: tuple[Proved, ...] = ()
 
+    def operators(self) -> dict[str, Graph]:
+        """Those of which it depends whether the new graph is faster, as graphs of their own."""
+        out: dict[str, Graph] = {}
+        for g, nodes in ((self.given, self.removed), (self.graph, self.added)):
+            out |= operators(nodes, constant_classes(Classes(g.outputs)))
+        return out
+
 
 @dataclass(frozen=True)
 class _Explored:
@@ -89,8 +119,8 @@ def _saturated(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule
     return _chosen(graph, cost, replace(budget, seconds=left), classes, found, joined)
 
 
-def _by_weights(graph: Graph, cost: Seconds, budget: Budget) -> _Explored:
-    """Operators with the same weights as one, wherever they are."""
+def _by_weights(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) -> _Explored:
+    """Operators with the same weights as one, wherever they are; no other rules."""
     classes = Classes(graph.outputs)
     joined = list(merged_by_weights(classes, searched_merges(), constant_classes(classes)))
     found = Saturated("saturated", 1, Counter())
@@ -125,7 +155,7 @@ def _walked(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) 
     return _Explored(found.roots, False, found.ended, found.members, found.applied, equal)
 
 
-WAYS = {"saturation": _saturated, "queue": _walked}
+WAYS = {"saturation": _saturated, "queue": _walked, "weights": _by_weights}
 
 
 def search(
@@ -134,17 +164,16 @@ def search(
     budget: Budget,
     rules: Sequence[Rule] | None = None,
     by: str = "saturation",
+    measured: Measured | None = None,
 ) -> Found:
-    """The cheapest graph equal to this one that was found within the budget."""
-    rules = searched_rules() if rules is None else rules
-    return _found(graph, target, WAYS[by](graph, Seconds(target), budget, rules))
-
-
-def _found(graph: Graph, target: Target, explored: _Explored) -> Found:
+    """The cheapest graph equal to this one that was found within the budget, by an estimate and by
+    what was measured of operators."""
+    rules, measured = searched_rules() if rules is None else rules, measured or {}
+    explored = WAYS[by](graph, Seconds(target, measured=measured), budget, rules)
     live = set(topological(explored.roots))
     places = {n: p for n, p in graph.places.items() if n in live}
     made = replace(graph, outputs=explored.roots, places=places)
-    before, after = estimated(graph, target), estimated(made, target)
+    before, after = (estimated(g, target, measured) for g in (graph, made))
     said = explored.best, explored.ended, explored.members, explored.applied
     if after >= before:
         return Found(graph, graph, before, before, *said)
@@ -172,21 +201,24 @@ class Whole:
     after: float
 
 
-@lru_cache(maxsize=4)
 def search_pieces(
-    graph: Graph, target: Target, budget: Budget, most: int, by: str = "saturation"
+    graph: Graph,
+    target: Target,
+    budget: Budget,
+    most: int,
+    by: str = "saturation",
+    measured: Measured | None = None,
 ) -> Whole:
     """A search of each part of at most so many operators. Parts that do the same are one. Seconds
-    are for all of them together. Several programs are made of one graph, one after the other: what
-    was found is kept."""
-    until = time.monotonic() + budget.seconds
-    first = _found(graph, target, _by_weights(graph, Seconds(target), budget))
+    are for all of them together."""
+    until, measured = time.monotonic() + budget.seconds, measured or {}
+    first = _remembered(graph, target, budget, "weights", measured)
     parts = pieces(first.graph, most)
     counts = Counter(p.graph for p in parts)
     found: dict[Graph, Found] = {}
     for part in counts:
         left = max(0.0, until - time.monotonic())
-        found[part] = search(part, target, replace(budget, seconds=left), by=by)
+        found[part] = _remembered(part, target, replace(budget, seconds=left), by, measured)
     made: dict[Node, Node] = {}
     for p in parts:
         table = {x: made.get(n, n) for x, n in zip(p.graph.inputs, p.bound, strict=True)}
@@ -196,10 +228,29 @@ def search_pieces(
     whole = first.graph.with_outputs((made.get(n, n) for n in outputs), made)
     listed = [(first, 1)] if first.proof else []
     listed += ((found[g], times) for g, times in counts.items())
-    return Whole(whole, len(parts), tuple(listed), first.before, estimated(whole, target))
+    after = estimated(whole, target, measured)
+    return Whole(whole, len(parts), tuple(listed), first.before, after)
 
 
-def estimated(graph: Graph, target: Target) -> float:
+_found: dict[tuple[object, ...], Found] = {}
+REMEMBERED = 100
+
+
+def _remembered(graph: Graph, target: Target, budget: Budget, by: str, measured: Measured) -> Found:
+    """A search of the same graph with the same costs finds the same, so it is not made again."""
+    counts, costs = replace(budget, seconds=0.0), tuple(sorted(measured.items()))
+    key = graph, target.key(), counts, by, costs
+    if key not in _found:
+        found = search(graph, target, budget, None, by, measured)
+        if found.ended == "seconds":
+            return found
+        while len(_found) >= REMEMBERED:
+            _found.pop(next(iter(_found)))
+        _found[key] = found
+    return _found[key]
+
+
+def estimated(graph: Graph, target: Target, measured: Measured) -> float:
     """Seconds of a graph by the estimate of the search."""
-    cost = Seconds(target, constant_classes(Classes(graph.outputs)))
+    cost = Seconds(target, constant_classes(Classes(graph.outputs)), measured)
     return sum(map(cost, topological(graph.outputs)))

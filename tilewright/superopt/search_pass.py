@@ -21,22 +21,26 @@ class Search(Pass, before=("Decompose",), rounds=True):
     """The cheapest of all graphs that the rules make of one, by an estimate of seconds."""
 
     seconds: int = 60  # after which it ends, whatever it has found
-    members: int = 4_000
+    members: int = 2_000
     most: int = 120  # operators that are searched at once
     by: str = "saturation"  # or "queue"
+    measured: tuple[tuple[str, float], ...] = ()  # operators and their seconds
     machine: Target | None = of_target(None, lambda t: t)
 
     def __post_init__(self) -> None:
         known = ", ".join(map(repr, WAYS))
         require(self.by in WAYS, f"by of Search is one of {known}")
+        fits = all(isinstance(x, tuple) and len(x) == 2 for x in self.measured)
+        require(fits, "measured of Search has pairs: an operator and its seconds")
 
     def apply(self, program: Graph, log: Log) -> Graph:
         if self.machine is None:
             raise Invalid("Search compares costs on a machine, and no target is known")
         by = import_module(_SEARCH)
         budget = by.Budget(self.seconds, self.members)
+        measured = dict(self.measured)
         began = time.perf_counter()
-        whole = by.search_pieces(program, self.machine, budget, self.most, self.by)
+        whole = by.search_pieces(program, self.machine, budget, self.most, self.by, measured)
         took = time.perf_counter() - began
         log.add(
             "search",

@@ -2,26 +2,30 @@
 
 Coarse on purpose: it orders graphs, and those that it prefers are compiled and measured. What is
 written in other operators costs what those do. What depends on weights alone is computed once and
-costs nothing. Views cost nothing; what is done
-element by element becomes part of another kernel: its arithmetic counts, and a part of its bytes.
+costs nothing. Views cost nothing; what is done element by element becomes part of another kernel:
+its arithmetic counts, and a part of its bytes. An operator that begins a kernel costs what was
+measured of it, where something was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tilewright.graph.classify import facts, flops, guess, nbytes
 from tilewright.graph.winograd import Winograd, sizes_before_layout
-from tilewright.ir.node import Constant, Input, Item, Node, input, node, topological
-from tilewright.ir.operator import composition, is_composed
+from tilewright.ir.node import Constant, Graph, Input, Item, Node, input, item, node, topological
+from tilewright.ir.operator import composed_alone, is_composed
 from tilewright.ir.target import Target
-from tilewright.ir.types import TensorType
+from tilewright.ir.types import TensorType, TupleType
 from tilewright.superopt.classes import Classes
 
 # Of two graphs that cost the same, the one with fewer operators.
 EACH = 1e-9
 # Of the bytes of an operator that is done element by element: the others stay in registers.
 FUSED = 0.25
+# Of the estimate: an operator that seems to take less was measured wrongly.
+LEAST = 0.25
 
 
 def constant_classes(classes: Classes) -> set[Node]:
@@ -44,14 +48,52 @@ def is_known(n: Node) -> bool:
     return n.op.role == "weight" if isinstance(n.op, Input) else not n.inputs
 
 
+Measured = Mapping[str, float]
+"""Seconds of operators, by what `described` says of them."""
+
+
+def described(n: Node, constant: set[Node]) -> str:
+    """An operator by all that its seconds depend on."""
+    operands = (f"{'weight ' if x in constant else ''}{x.type}" for x in n.inputs)
+    return f"{n.op}({', '.join(operands)})"
+
+
+def begins_kernel(n: Node) -> bool:
+    """Is it computed by a kernel of its own, which others may join?"""
+    if isinstance(n.op, (Input, Constant, Item)) or not n.inputs:
+        return False
+    return is_composed(n.op) or n.op.name == "concat" or facts(n).kind not in ("view", "map")
+
+
+def operators(nodes: Iterable[Node], constant: set[Node]) -> dict[str, Graph]:
+    """Those that can be measured, each as a graph of its own."""
+    found: dict[str, Graph] = {}
+    for n in nodes:
+        if n in constant or not begins_kernel(n):
+            continue
+        table = {
+            x: input(f"x{k}", x.ttype, "weight" if x in constant else "arg")
+            for k, x in enumerate(dict.fromkeys(n.inputs))
+        }
+        made = node(n.op, *(table[x] for x in n.inputs))
+        root = item(made, 0) if isinstance(made.type, TupleType) else made
+        found[described(n, constant)] = Graph("operator", tuple(table.values()), (root,))
+    return found
+
+
 @dataclass
 class Seconds:
     """The cost of members, whose operands are leaders of classes."""
 
     target: Target
     constant: set[Node] = field(default_factory=set)
+    measured: Measured = field(default_factory=dict)
 
     def __call__(self, n: Node) -> float:
+        if self.measured and begins_kernel(n) and not self.constant.issuperset(n.inputs):
+            found = self.measured.get(described(n, self.constant))
+            if found is not None:
+                return max(EACH + found, LEAST * self._of(n, set()))
         return self._of(n, set())
 
     def _of(self, n: Node, known: set[Node]) -> float:
@@ -62,11 +104,9 @@ class Seconds:
             known.add(n)
             return EACH
         if is_composed(n.op):
-            # Of tensors of which nothing is known: builders look into what operands are made of.
-            alike = {x: input(f"x{k}", x.ttype) for k, x in enumerate(dict.fromkeys(n.inputs))}
-            inside = {alike[x] for x in alike if x in self.constant or x in known}
-            inner = topological(composition(node(n.op, *(alike[x] for x in n.inputs))))
-            return EACH + sum(self._of(x, inside) for x in inner)
+            inputs, outputs = composed_alone(n)
+            inside = {i for x, i in inputs.items() if x in self.constant or x in known}
+            return EACH + sum(self._of(x, inside) for x in topological(outputs))
         kind = facts(n).kind
         if kind == "view":
             return EACH
@@ -77,7 +117,7 @@ class Seconds:
         if kind == "contract":
             arithmetic *= self._by_tiles(n)
             cycles = t.region + max(arithmetic, memory) / t.cores
-        elif kind == "map" and n.op.name != "concat":
+        elif not begins_kernel(n):
             cycles = (arithmetic + FUSED * self._written(n) / t.memory_bandwidth) / t.cores
         else:
             cycles = t.region + (arithmetic + memory) / t.cores

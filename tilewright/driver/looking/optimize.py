@@ -61,7 +61,8 @@ def searched(listed: Pipeline, compile: Compile) -> list[Searched]:
         compile(listed)
     judged = [e.data for e in heard.of("search") if "measured" in e.data]
     return [
-        Searched(x["graph"].name, tuple(_found(x["graph"], listed)), x["measured"]) for x in judged
+        Searched(x["graph"].name, tuple(_found(x["graph"], x["passes"])), x["measured"])
+        for x in judged
     ]
 
 

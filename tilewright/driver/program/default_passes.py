@@ -37,12 +37,14 @@ from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
 from tilewright.ir.text import attribute_text
 from tilewright.superopt.corrected_pass import Corrected as Corrected
+from tilewright.superopt.fewer_pass import FewerProducts
 from tilewright.superopt.search_pass import Search as Search
 
 CPU = Pipeline(
     (
         Simplify(),
         BatchNormFold(),
+        FewerProducts(),
         KeyBlocks(),  # before: attention is one operator, not what it is written in terms of
         Decompose(),
         EmptyValues(),
@@ -61,6 +63,7 @@ GPU = Pipeline(
     (
         Simplify(),
         BatchNormFold(),
+        FewerProducts(),
         GridKeyBlocks(atomic=True),
         OnePassNorms(),
         Decompose(),
