@@ -112,12 +112,13 @@ def merged(classes: Classes, rules: Iterable[Merge], constant: set[Node]) -> Ite
 
 def merged_by_weights(
     classes: Classes, rules: Iterable[Merge], constant: set[Node]
-) -> Iterator[Merged]:
-    """The same where what is shared is known, as the weights of a network in each of its steps:
-    they are read once. What needs the result of another is not put together with it."""
+) -> Iterator[tuple[Merged, ...]]:
+    """The same of each family whose shared operand is known, as the weights of a network in each of
+    its steps: they are read once. What needs the result of another is not put together with it."""
     for rule, members in _families(classes, rules, constant, known=True):
         for apart in _apart(classes, members, 1 - rule.at):
-            yield from _several(rule, apart)
+            if found := tuple(_several(rule, apart)):
+                yield found
 
 
 def _families(

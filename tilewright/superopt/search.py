@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import le
@@ -18,11 +18,11 @@ from tilewright.superopt.applied import of_several, rules_of
 from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
-from tilewright.superopt.merge import Merge, Merged, merged, merged_by_weights, merges
+from tilewright.superopt.merge import Merge, merged, merged_by_weights, merges
 from tilewright.superopt.pieces import pieces, substituted
-from tilewright.superopt.queue import Walked, walk
+from tilewright.superopt.queue import Step, Walked, walk
 from tilewright.superopt.records import FOLDER, read
-from tilewright.superopt.saturate import Budget, Saturated, saturate
+from tilewright.superopt.saturate import Budget, saturate
 from tilewright.superopt.seconds import Measured, Seconds, constant_classes, operators
 from tilewright.superopt.terms import Equality
 
@@ -114,36 +114,13 @@ def _saturated(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule
     until = time.monotonic() + budget.seconds
     classes = Classes(graph.outputs)
     found = saturate(classes, rules, budget, constant_classes)
-    joined = list(merged(classes, searched_merges(), constant_classes(classes)))
-    left = max(until - time.monotonic(), budget.seconds / 4)
-    return _chosen(graph, cost, replace(budget, seconds=left), classes, found, joined)
-
-
-def _by_weights(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) -> _Explored:
-    """Operators with the same weights as one, wherever they are; no other rules."""
-    classes = Classes(graph.outputs)
-    joined = list(merged_by_weights(classes, searched_merges(), constant_classes(classes)))
-    found = Saturated("saturated", 1, Counter())
-    if not joined:
-        return _Explored(graph.outputs, True, found.ended, len(classes), found.applied, classes)
-    return _chosen(graph, cost, budget, classes, found, joined)
-
-
-def _chosen(
-    graph: Graph,
-    cost: Seconds,
-    budget: Budget,
-    classes: Classes,
-    found: Saturated,
-    joined: Iterable[Merged],
-) -> _Explored:
-    """The cheapest of all, with what several operators become together."""
-    for n, other, why in joined:
+    for n, other, why in list(merged(classes, searched_merges(), constant_classes(classes))):
         classes.add(other)
         found.applied[why.rule] += classes.join(n, other, why)
     classes.settle()
+    left = max(until - time.monotonic(), budget.seconds / 4)
     cost = replace(cost, constant=constant_classes(classes))
-    chosen = cheapest(classes, graph.outputs, cost, budget.seconds, choices=budget.choices)
+    chosen = cheapest(classes, graph.outputs, cost, left, choices=budget.choices)
     ended = "seconds" if chosen.late else found.ended
     return _Explored(chosen.roots, chosen.best, ended, len(classes), found.applied, classes)
 
@@ -153,6 +130,26 @@ def _walked(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) 
     found = walk(graph.outputs, rules, searched_merges(), cost, budget)
     equal = found.classes(graph.outputs)
     return _Explored(found.roots, False, found.ended, found.members, found.applied, equal)
+
+
+def _by_weights(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) -> _Explored:
+    """Operators with the same weights as one, wherever that is cheaper; no other rules."""
+    steps: list[Step] = []
+    roots, going = graph.outputs, True
+    while going:
+        going, classes = False, Classes(roots)
+        constant = constant_classes(classes)
+        price = replace(cost, constant=constant)
+        for step in merged_by_weights(classes, searched_merges(), constant):
+            old, new = {n for n, _, _ in step}, topological((o for _, o, _ in step), stop=classes)
+            if sum(map(price, new)) < sum(map(price, old)):
+                roots, going = substituted(roots, {n: other for n, other, _ in step}), True
+                steps.append(step)
+                break
+    applied = Counter(step[0][2].rule for step in steps)
+    walked = Walked(roots, tuple(steps), "nothing left", 0, applied)
+    equal = walked.classes(graph.outputs)
+    return _Explored(roots, False, walked.ended, len(equal), applied, equal)
 
 
 WAYS = {"saturation": _saturated, "queue": _walked, "weights": _by_weights}

@@ -22,7 +22,7 @@ class Search(Pass, before=("Decompose",), rounds=True):
 
     seconds: int = 60  # after which it ends, whatever it has found
     members: int = 2_000
-    most: int = 120  # operators that are searched at once
+    most: int = 40  # operators that are searched at once, but for those of weights alone
     by: str = "saturation"  # or "queue"
     measured: tuple[tuple[str, float], ...] = ()  # operators and their seconds
     machine: Target | None = of_target(None, lambda t: t)

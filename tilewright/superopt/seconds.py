@@ -115,7 +115,7 @@ class Seconds:
         memory = moved / t.memory_bandwidth
         arithmetic = flops(n) / t.flops_per_cycle
         if kind == "contract":
-            arithmetic *= self._by_tiles(n)
+            arithmetic *= self._by_tiles(n, known)
             cycles = t.region + max(arithmetic, memory) / t.cores
         elif not begins_kernel(n):
             cycles = (arithmetic + FUSED * self._written(n) / t.memory_bandwidth) / t.cores
@@ -123,11 +123,11 @@ class Seconds:
             cycles = t.region + (arithmetic + memory) / t.cores
         return EACH + cycles / (t.mhz * 1e6)
 
-    def _by_tiles(self, n: Node) -> float:
+    def _by_tiles(self, n: Node, known: set[Node]) -> float:
         """What is left of the arithmetic of a convolution where a later pass computes it by
         tiles."""
         sizes = sizes_before_layout(n) if self.target.grid is None else None
-        if sizes is None or n.inputs[1] not in self.constant:
+        if sizes is None or not (n.inputs[1] in self.constant or n.inputs[1] in known):
             return 1.0
         cycles = Winograd.of(self.target).cycles(*sizes)
         return min(cycles.values()) / cycles[None]
