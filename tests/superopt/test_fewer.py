@@ -24,8 +24,9 @@ from tests.superopt.test_found import (
 from tilewright import ops, targets
 from tilewright.base.events import Log
 from tilewright.ir.node import Node
-from tilewright.superopt import search
+from tilewright.superopt.fewer import fewer_products
 from tilewright.superopt.fewer_pass import FewerProducts
+from tilewright.superopt.search import mined_rules
 
 
 def added() -> Node:
@@ -41,11 +42,25 @@ def shared_too() -> Node:
     return ops.mul(ops.add(a, b), ops.sin(a))
 
 
+def scores() -> Node:
+    """Of keys in a cache and of new ones: to put these together would copy the cache."""
+    q, old, new = tensor("q", 2, 4, 32), tensor("old", 2, 32, 256), tensor("new", 2, 32, 8)
+    return ops.concat([ops.matmul(q, old), ops.matmul(q, new)], 2)
+
+
+def both_sorts() -> Node:
+    """Products of one tensor of which only some are with weights."""
+    x, a, b = tensor("x", 64, 128), weight("a", 128, 8), weight("b", 128, 8)
+    parts = [ops.matmul(x, w) for w in (a, b, tensor("c", 128, 8))]
+    return ops.concat(parts, 1)
+
+
 FOUND = {
     added: {"matmul": 1},
     shared_too: {"matmul": 2, "sin": 1, "mul": 1},
     beside: CASES[beside],
     among_others: CASES[among_others],
+    both_sorts: {"matmul": 2, "concat": 1},
 }
 
 
@@ -61,13 +76,27 @@ def test_products_become_one(build: Callable[[], Node], target: str) -> None:
     assert any(e.kind == "rewrite" for e in log.events)
 
 
-@pytest.mark.parametrize("build", [gates, linear_attention, chain], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "build", [gates, linear_attention, chain, scores], ids=lambda f: f.__name__
+)
 def test_nothing_is_loaded_where_no_rule_applies(
     build: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tilewright.superopt.search", None)
+    monkeypatch.setitem(sys.modules, "tilewright.superopt.fewer", None)
     graph = graph_of(build())
     assert FewerProducts().on(targets.default()).apply(graph, Log()) is graph
+
+
+def test_products_that_are_needed_anyway_stay() -> None:
+    x = tensor("x", 64, 128)
+    a, b = (ops.matmul(x, weight(n, 128, 32)) for n in "ab")
+    graph = graph_of(ops.mul(ops.add(a, b), ops.mul(ops.sin(a), ops.cos(b))))
+    assert FewerProducts().on(targets.default()).apply(graph, Log()) is graph
+
+
+def test_weights_that_must_be_given_back_are_left_alone() -> None:
+    lists = (tw.passes(), tw.passes(own_weights=True))
+    assert ["FewerProducts" in str(x) for x in lists] == [True, False]
 
 
 def test_what_rounds_differently_is_not_for_strict_programs() -> None:
@@ -80,8 +109,8 @@ def test_what_rounds_differently_is_not_for_strict_programs() -> None:
 
 
 def test_rules_that_leave_out_a_product() -> None:
-    names = {r.name for r in search.fewer_products()}
+    names = {r.name for r in fewer_products()}
     for name in names:
-        e = search.mined_rules()[name.removesuffix(", of several").removesuffix(", back")]
+        e = mined_rules()[name.removesuffix(", of several").removesuffix(", back")]
         assert str(e).count("matmul(") + str(e).count("conv(") == 3, name
     assert len(names) > 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +21,9 @@ from tilewright.ir.node import Graph, Input, Node, input, topological
 from tilewright.ir.passes import parse_passes
 from tilewright.ir.pattern import make
 from tilewright.ir.positions import static
+from tilewright.ir.text import print_graph
 from tilewright.ir.types import TensorType, f32
+from tilewright.superopt import search as searches
 from tilewright.superopt.classes import Because, Classes
 from tilewright.superopt.records import Record, proved
 from tilewright.superopt.saturate import Budget
@@ -32,7 +36,7 @@ from tilewright.superopt.search import (
     searched_rules,
 )
 from tilewright.superopt.search_pass import Search
-from tilewright.superopt.seconds import constant_classes
+from tilewright.superopt.seconds import Seconds, constant_classes, described
 
 BUDGET = Budget(seconds=30.0, members=2_000, rounds=8)
 
@@ -292,6 +296,20 @@ def test_a_search_is_repeatable(by: str) -> None:
     assert found[0] == found[1]
 
 
+def all_found() -> str:
+    """Graphs, operators to be measured, and proofs, as text."""
+    found = [search(graph_of(activated()), targets.default(), QUEUE, by=by) for by in WAYS]
+    return "\n".join(f"{print_graph(f.graph)} {[*f.operators()]} {f.proof}" for f in found)
+
+
+def test_a_search_finds_the_same_in_another_process() -> None:
+    """Where nodes have other addresses and strings other hashes."""
+    code = f"from {__name__} import all_found; print(all_found())"
+    given, env = [sys.executable, "-c", code], {**os.environ, "PYTHONHASHSEED": "5"}
+    out = subprocess.run(given, env=env, capture_output=True, text=True, check=True).stdout
+    assert "conv" in out and out.strip() == all_found()
+
+
 def test_a_pass_of_the_compiler() -> None:
     """`Search` in a list of passes; without a machine there is nothing to compare."""
     graph = graph_of(low_rank())
@@ -303,6 +321,21 @@ def test_a_pass_of_the_compiler() -> None:
         Search().apply(graph, Log())
 
 
+def test_estimates_are_scaled_by_what_was_measured() -> None:
+    """Where products take three times the estimate, so do others that were not measured."""
+    graph = graph_of(gates())
+    constant = constant_classes(Classes(graph.outputs))
+    plain = Seconds(targets.default(), constant)
+    product = next(n for n in graph.nodes() if n.op.name == "matmul")
+    other = ops.matmul(tensor("x", 64, 128), tensor("y", 128, 7))
+    measured = {described(product, constant): 3 * plain(product)}
+    cost = Seconds(targets.default(), constant, measured).scaled(graph.nodes())
+    assert cost(product) == pytest.approx(3 * plain(product), rel=1e-3)
+    assert cost(other) == pytest.approx(3 * plain(other), rel=1e-3)
+    nothing = {described(product, constant): 0.0}  # a clock that is wrong
+    assert Seconds(targets.default(), constant, nothing)(product) == plain(product) / 4
+
+
 def test_the_way_is_an_option() -> None:
     graph = graph_of(gates())
     (made,) = parse_passes('Search{by="queue"}')
@@ -311,7 +344,8 @@ def test_the_way_is_an_option() -> None:
         Search(by="nothing")
 
 
-def test_a_clock_that_ends_a_search_is_told() -> None:
+def test_a_clock_that_ends_a_search_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches, "_found", {})  # nothing was searched before
     log = Log()
     Search(seconds=0).on(targets.default()).apply(graph_of(gates()), log)
     assert any("0 seconds ended the search of 1 of 1 pieces" in e.message for e in log.events)
@@ -323,6 +357,7 @@ def test_a_clock_that_ends_a_search_is_told() -> None:
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver is needed to choose among all graphs; a queue needs none."""
     monkeypatch.setitem(sys.modules, "highspy", None)
+    monkeypatch.setattr(searches, "_found", {})  # nothing was searched before
     graph = graph_of(gates())
     with pytest.raises(Unsupported, match="highspy") as raised:
         Search().on(targets.default()).apply(graph, Log())

@@ -14,37 +14,35 @@ from tilewright.base.events import Log
 from tilewright.graph.classify import contractions
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.passes import Pass, of_target
+from tilewright.ir.rewrite import rewrite
 from tilewright.ir.target import Target
+from tilewright.rewrites.facts import is_weight
 
-_SEARCH = "tilewright.superopt.search"
+_RULES = "tilewright.superopt.fewer"
 
 
 @dataclass(frozen=True)
 class FewerProducts(Pass, before=("Decompose",), rounds=True):
-    """Products that share an operand become one where they are added up or put together, by mined
-    rules, where the estimate of a search says that this is cheaper."""
+    """Products of one tensor and of weights become one where they are added up or put together, by
+    mined rules, where the estimate of a search says that this is cheaper."""
 
-    most: int = 50  # times that a rule is applied
+    rounds: int = 4
     machine: Target | None = of_target(None, lambda t: t)
 
     def apply(self, program: Graph, log: Log) -> Graph:
         if self.machine is None or not any(map(_of_shared, program.nodes())):
             return program
-        found = import_module(_SEARCH).with_fewer_products(program, self.machine, self.most)
-        for step in found.steps:
-            for n, other, why in step:
-                said = f"{why.rule}: {n.op} to {other.op}"
-                log.add("rewrite", said, where=program.place(n), detail=True, rule=why.rule)
-                program = program.with_outputs(program.outputs, {n: other})
-        return program.with_outputs(found.roots)
+        rules = import_module(_RULES).where_cheaper(self.machine)
+        return rewrite(program, rules, log, self.rounds)
 
 
 def _of_shared(n: Node) -> bool:
-    """Are two of its operands next to each other products of one tensor?"""
+    """Are two of its operands next to each other products of one tensor and of weights?"""
     return any(
         a is not b
         and a.op.name == b.op.name
-        and not set(a.inputs).isdisjoint(b.inputs)
+        and (shared := set(a.inputs).intersection(b.inputs))
+        and all(x in shared or is_weight(x) for x in (*a.inputs, *b.inputs))
         and contractions(a) > 0
         for a, b in pairwise(n.inputs)
     )

@@ -7,15 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from operator import le
 
 from tilewright import rewrites
-from tilewright.graph.classify import contractions
 from tilewright.ir.node import Graph, Node, topological
 from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
 from tilewright.superopt.applied import of_several, rules_of
-from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
 from tilewright.superopt.merge import Merge, merged, merged_by_weights, merges
@@ -46,26 +43,6 @@ def searched_rules() -> tuple[Rule, ...]:
 
 
 @cache
-def fewer_products() -> tuple[Rule, ...]:
-    """The mined rules that leave out a product and add no operator."""
-    found: list[Rule] = []
-    for name, e in mined_rules().items():
-        sides = [topological((n,)) for n in e.nodes(Sizes.symbolic(e.symbols))]
-        for rule in rules_of(e, name):
-            old, new = sides if rule.name == name else sides[::-1]
-            names = (Counter(n.op.name for n in side if n.inputs) for side in (new, old))
-            if sum(map(contractions, new)) < sum(map(contractions, old)) and le(*names):
-                found.append(rule)
-    return (*found, *(r for rule in found if (r := of_several(rule)) is not None))
-
-
-def with_fewer_products(graph: Graph, target: Target, most: int) -> Walked:
-    """Those rules as long as each makes the graph cheaper, at most so many times."""
-    budget = Budget(graphs=most, worse=1.0)
-    return walk(graph.outputs, fewer_products(), (), Seconds(target), budget)
-
-
-@cache
 def searched_merges() -> tuple[Merge, ...]:
     return tuple(merges(mined_rules()))
 
@@ -91,8 +68,9 @@ class Found:
     def operators(self) -> dict[str, Graph]:
         """Those of which it depends whether the new graph is faster, as graphs of their own."""
         out: dict[str, Graph] = {}
-        for g, nodes in ((self.given, self.removed), (self.graph, self.added)):
-            out |= operators(nodes, constant_classes(Classes(g.outputs)))
+        for g, some in ((self.given, self.removed), (self.graph, self.added)):
+            constant = constant_classes(Classes(g.outputs))
+            out |= operators((n for n in g.nodes() if n in some), constant)
         return out
 
 
@@ -165,12 +143,14 @@ def search(
 ) -> Found:
     """The cheapest graph equal to this one that was found within the budget, by an estimate and by
     what was measured of operators."""
-    rules, measured = searched_rules() if rules is None else rules, measured or {}
-    explored = WAYS[by](graph, Seconds(target, measured=measured), budget, rules)
+    rules = searched_rules() if rules is None else rules
+    constant = constant_classes(Classes(graph.outputs))
+    cost = Seconds(target, constant, {} if measured is None else measured).scaled(graph.nodes())
+    explored = WAYS[by](graph, replace(cost, constant=set()), budget, rules)
     live = set(topological(explored.roots))
     places = {n: p for n, p in graph.places.items() if n in live}
     made = replace(graph, outputs=explored.roots, places=places)
-    before, after = (estimated(g, target, measured) for g in (graph, made))
+    before, after = (_total(g, cost) for g in (graph, made))
     said = explored.best, explored.ended, explored.members, explored.applied
     if after >= before:
         return Found(graph, graph, before, before, *said)
@@ -179,8 +159,8 @@ def search(
         classes.add(n)
     old, new = ({n: classes.over_leaders(n) for n in g.nodes()} for g in (graph, made))
     removed, added = (
-        frozenset(n for n, m in some.items() if m not in set(others.values()))
-        for some, others in ((old, new), (new, old))
+        frozenset(n for n, m in some.items() if m not in others)
+        for some, others in ((old, {*new.values()}), (new, {*old.values()}))
     )
     proof = classes.why(zip(graph.outputs, made.outputs, strict=True))
     return Found(graph, made, before, after, *said, removed, added, tuple(proof))
@@ -225,29 +205,44 @@ def search_pieces(
     whole = first.graph.with_outputs((made.get(n, n) for n in outputs), made)
     listed = [(first, 1)] if first.proof else []
     listed += ((found[g], times) for g, times in counts.items())
-    after = estimated(whole, target, measured)
+    after = _total(whole, Seconds(target, measured=measured))
     return Whole(whole, len(parts), tuple(listed), first.before, after)
 
 
-_found: dict[tuple[object, ...], Found] = {}
+class _Noted(dict[str, float]):
+    """What was measured, and what was looked up of it."""
+
+    def __init__(self, measured: Measured) -> None:
+        super().__init__(measured)
+        self.asked: dict[str, float | None] = {}
+
+    def __getitem__(self, key: str) -> float:
+        self.asked[key] = None
+        self.asked[key] = found = super().__getitem__(key)
+        return found
+
+
+_found: dict[tuple[object, ...], tuple[dict[str, float | None], Found]] = {}
 REMEMBERED = 100
 
 
 def _remembered(graph: Graph, target: Target, budget: Budget, by: str, measured: Measured) -> Found:
-    """A search of the same graph with the same costs finds the same, so it is not made again."""
-    counts, costs = replace(budget, seconds=0.0), tuple(sorted(measured.items()))
-    key = graph, target.key(), counts, by, costs
-    if key not in _found:
-        found = search(graph, target, budget, None, by, measured)
-        if found.ended == "seconds":
+    """A search of the same graph finds the same, so it is not made again where all is as it was
+    that it looked up."""
+    key = graph, target.key(), replace(budget, seconds=0.0), by
+    if key in _found:
+        asked, found = _found[key]
+        if all(measured.get(k) == v for k, v in asked.items()):
             return found
+    noted = _Noted(measured)
+    found = search(graph, target, budget, None, by, noted)
+    if found.ended != "seconds":
         while len(_found) >= REMEMBERED:
             _found.pop(next(iter(_found)))
-        _found[key] = found
-    return _found[key]
+        _found[key] = noted.asked, found
+    return found
 
 
-def estimated(graph: Graph, target: Target, measured: Measured) -> float:
-    """Seconds of a graph by the estimate of the search."""
-    cost = Seconds(target, constant_classes(Classes(graph.outputs)), measured)
+def _total(graph: Graph, cost: Seconds) -> float:
+    cost = replace(cost, constant=constant_classes(Classes(graph.outputs)))
     return sum(map(cost, topological(graph.outputs)))

@@ -4,13 +4,14 @@ Coarse on purpose: it orders graphs, and those that it prefers are compiled and 
 written in other operators costs what those do. What depends on weights alone is computed once and
 costs nothing. Views cost nothing; what is done element by element becomes part of another kernel:
 its arithmetic counts, and a part of its bytes. An operator that begins a kernel costs what was
-measured of it, where something was.
+measured of it, where something was; estimates of others are scaled by what was found of those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from tilewright.graph.classify import facts, flops, guess, nbytes
 from tilewright.graph.winograd import Winograd, sizes_before_layout
@@ -88,13 +89,25 @@ class Seconds:
     target: Target
     constant: set[Node] = field(default_factory=set)
     measured: Measured = field(default_factory=dict)
+    scale: float = 1.0  # of estimates, so that they compare with what was measured
 
     def __call__(self, n: Node) -> float:
-        if self.measured and begins_kernel(n) and not self.constant.issuperset(n.inputs):
-            found = self.measured.get(described(n, self.constant))
-            if found is not None:
-                return max(EACH + found, LEAST * self._of(n, set()))
-        return self._of(n, set())
+        estimate, found = self._of(n, set()), self._measured(n)
+        return self.scale * estimate if found is None else max(EACH + found, LEAST * estimate)
+
+    def _measured(self, n: Node) -> float | None:
+        if not begins_kernel(n) or self.constant.issuperset(n.inputs):
+            return None
+        try:
+            return self.measured[described(n, self.constant)]
+        except KeyError:
+            return None
+
+    def scaled(self, nodes: Iterable[Node]) -> Seconds:
+        """With estimates as much larger or smaller as those of these nodes would have to be."""
+        found = ((self._measured(n), self._of(n, set())) for n in nodes)
+        ratios = [max(took / estimate, LEAST) for took, estimate in found if took is not None]
+        return replace(self, scale=median(ratios)) if ratios else self
 
     def _of(self, n: Node, known: set[Node]) -> float:
         """Where more is known before the program runs than the constants."""

@@ -81,6 +81,7 @@ GPU = Pipeline(
     )
 )
 
+_TRANSFORMING = (FewerProducts, Winograd)  # they compute other weights of those that are given
 PRECISIONS = ("reassociate", "strict")
 WIDTH = 14  # of the column of names
 # What runs after the list, in this order, and what it does.
@@ -109,7 +110,7 @@ def passes(
         found = with_atomics(found, False)
     if own_weights:
         # Transformed weights could not be restored.
-        found = found.without(*(p.name for p in found if isinstance(p, Winograd)))
+        found = found.without(*(p.name for p in found if isinstance(p, _TRANSFORMING)))
         found = Pipeline((*found, ReadPacked()))
     return found
 
