@@ -24,6 +24,7 @@ from tilewright.driver.program.operator_seconds import OperatorSeconds
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.program_cache import key_of
 from tilewright.graph.align import SinkReshapes
+from tilewright.graph.weight_sums import WeightSums
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
@@ -119,14 +120,15 @@ class Measured:
 def with_search(listed: Pipeline) -> Pipeline:
     """The list with a search, if it has none: after what makes graphs simpler, and before operators
     are written in terms of others, of which there are more and about which rules say less. Rules
-    are about products and sums, not about the reshapes that a frontend leaves between them."""
+    are about products and sums, not about the reshapes that a frontend leaves between them, and
+    sums have fewer forms where their weights are one."""
     found = list(listed)
     names = [p.name for p in found]
     if Search.name in names:
         return listed
     early = names[: names.index("Decompose")] if "Decompose" in names else names
     at = max((k + 1 for k, n in enumerate(early) if n in _SIMPLER), default=0)
-    return Pipeline((*found[:at], SinkReshapes(), Search(), *found[at:]))
+    return Pipeline((*found[:at], SinkReshapes(), WeightSums(), Search(), *found[at:]))
 
 
 def _kernels(p: Program) -> list[tuple[str, int]]:
