@@ -181,13 +181,14 @@ class Llama(nn.Module):
         cos, sin = angles.cos(), angles.sin()
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return self.head(self.norm(x))
+        return self.head(self.norm(x[:, -1:]))  # of the next token
 
 
 @network
 def lora_llama(tiny: bool) -> Example:
+    """Adapters of rank 64 in all layers, as QLoRA trains them."""
     width, heads, keys, inside, rank, layers, vocabulary, length = (
-        (32, 4, 2, 48, 4, 2, 50, 11) if tiny else (1024, 16, 4, 2816, 16, 8, 32000, 64)
+        (32, 4, 2, 48, 4, 2, 50, 11) if tiny else (1024, 16, 4, 2816, 64, 8, 32000, 64)
     )
     module = Llama(width, heads, keys, inside, rank, layers, vocabulary)
     return Example(module, (tokens(vocabulary, length),))
