@@ -114,11 +114,23 @@ def merged_by_weights(
     classes: Classes, rules: Iterable[Merge], constant: set[Node]
 ) -> Iterator[tuple[Merged, ...]]:
     """The same of each family whose shared operand is known, as the weights of a network in each of
-    its steps: they are read once. What needs the result of another is not put together with it."""
+    its steps: they are read once. What needs the result of another is not put together with it. And
+    of families that have the same weights: these are put together alike, and stay in caches."""
+    rules = list(rules)
     for rule, members in _families(classes, rules, constant, known=True):
         for apart in _apart(classes, members, 1 - rule.at):
             if found := tuple(_several(rule, apart)):
                 yield found
+    order = {n: k for k, n in enumerate(classes)}
+    alike: dict[tuple[Merge, tuple[Node, ...]], list[list[Node]]] = {}
+    for rule, members in _families(classes, rules, constant, known=False):
+        members.sort(key=lambda m, at=1 - rule.at: order[m.inputs[at]])
+        weights = tuple(m.inputs[1 - rule.at] for m in members)
+        alike.setdefault((rule, weights), []).append(members)
+    for (rule, _), families in alike.items():
+        if len(families) > 1:
+            steps = [tuple(_several(rule, members)) for members in families]
+            yield tuple(x for step in steps for x in step)
 
 
 def _families(

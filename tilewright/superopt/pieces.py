@@ -83,3 +83,20 @@ def substituted(roots: Iterable[Node], table: Mapping[Node, Node]) -> tuple[Node
         if n not in made:
             made[n] = node(n.op, *(made[x] for x in n.inputs)) if n.inputs else n
     return tuple(made[r] for r in roots)
+
+
+def rewritten(roots: Iterable[Node], table: Mapping[Node, Node]) -> tuple[Node, ...]:
+    """The roots with other nodes in the places of some, below those others too."""
+    roots, made = tuple(roots), dict[Node, Node]()
+    stack = list(roots)
+    while stack:
+        n = stack[-1]
+        new = table.get(n, n)
+        missing = [x for x in new.inputs if x not in made] if n not in made else []
+        if missing:
+            stack += missing
+            continue
+        stack.pop()
+        if n not in made:
+            made[n] = node(new.op, *(made[x] for x in new.inputs)) if new.inputs else new
+    return tuple(made[r] for r in roots)

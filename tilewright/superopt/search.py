@@ -16,7 +16,7 @@ from tilewright.superopt.applied import of_several, rules_of
 from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
 from tilewright.superopt.merge import Merge, merged, merged_by_weights, merges
-from tilewright.superopt.pieces import pieces, substituted
+from tilewright.superopt.pieces import pieces, rewritten, substituted
 from tilewright.superopt.queue import Step, Walked, walk
 from tilewright.superopt.records import FOLDER, read
 from tilewright.superopt.saturate import Budget, saturate
@@ -121,7 +121,7 @@ def _by_weights(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rul
         for step in merged_by_weights(classes, searched_merges(), constant):
             old, new = {n for n, _, _ in step}, topological((o for _, o, _ in step), stop=classes)
             if sum(map(price, new)) < sum(map(price, old)):
-                roots, going = substituted(roots, {n: other for n, other, _ in step}), True
+                roots, going = rewritten(roots, {n: other for n, other, _ in step}), True
                 steps.append(step)
                 break
     applied = Counter(step[0][2].rule for step in steps)
