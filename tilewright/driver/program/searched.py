@@ -36,6 +36,7 @@ ROUNDS = 15  # in which both programs run, in turn
 CALLS_FOR = 2e-3  # seconds of calls in a round
 # A program that is not clearly faster is not taken: clocks are noisy.
 CLEARLY = 0.98
+SURE = 0.8  # of the rounds: of 15, two programs that are alike get there once in 50 times
 _SIMPLER = ("Simplify", "BatchNormFold", "FewerProducts")
 
 Compile = Callable[[Graph, Options, Log], Program]
@@ -142,20 +143,39 @@ def medians(graph: Graph, programs: Sequence[Program]) -> list[float]:
     calls: list[Callable[[], object]] = []
     for p in (Program(p.data) for p in programs):
         calls.append(lambda p=p: run_arrays(p, arrays))
-    return interleaved(calls)
+    return compared(_rounds(calls))
+
+
+def compared(times: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of the first, and of the others by what they take of it in the same round. What is
+    not faster in nearly all rounds is said to take as long: that may be luck."""
+    first = statistics.median(times[0])
+    out = [first]
+    for other in times[1:]:
+        parts = [b / a for a, b in zip(times[0], other, strict=True)]
+        sure = sum(x < 1 for x in parts) >= SURE * len(parts)
+        part = statistics.median(parts)
+        out.append(first * (part if sure else max(part, 1.0)))
+    return out
 
 
 def interleaved(calls: Sequence[Callable[[], object]]) -> list[float]:
     """Seconds of each call, the median of rounds in which they are made in turn."""
+    return [statistics.median(t) for t in _rounds(calls)]
+
+
+def _rounds(calls: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """Seconds of each call in each round; the order turns."""
     counts = []
     for call in calls:
         call()  # weights are derived
         counts.append(max(1, int(CALLS_FOR / _seconds(call, 3))))
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(ROUNDS):
-        for k, call in enumerate(calls):
-            times[k].append(_seconds(call, counts[k]))
-    return [statistics.median(t) for t in times]
+    for first in range(ROUNDS):
+        for k in range(len(calls)):
+            at = (first + k) % len(calls)
+            times[at].append(_seconds(calls[at], counts[at]))
+    return times
 
 
 def _seconds(call: Callable[[], object], count: int) -> float:
