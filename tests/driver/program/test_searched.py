@@ -136,7 +136,7 @@ def test_only_what_is_clearly_faster_is_taken(
 
 
 def test_noise_is_no_gain() -> None:
-    """On a busy machine medians of equal programs differ by far: what counts is how often the one is
+    """On a busy machine medians of equal programs differ by far: what counts is how often one is
     faster than the other in the same round."""
     rng, taken = np.random.default_rng(0), 0
     for _ in range(400):
