@@ -172,11 +172,11 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(made)
         self.norm = RootMeanSquare(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self.half = width // heads // 2
+        self.pairs = width // heads // 2
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.words(ids)
-        speeds = 10000.0 ** (-torch.arange(self.half) / self.half)
+        speeds = 10000.0 ** (-torch.arange(self.pairs) / self.pairs)
         angles = torch.outer(torch.arange(ids.shape[1]).float(), speeds).repeat(1, 2)
         cos, sin = angles.cos(), angles.sin()
         for layer in self.layers:
