@@ -173,6 +173,7 @@ class Whole:
 
     graph: Graph
     pieces: int
+    different: int  # of these
     found: tuple[tuple[Found, int], ...]
     before: float  # seconds by the estimate
     after: float
@@ -206,7 +207,7 @@ def search_pieces(
     listed = [(first, 1)] if first.proof else []
     listed += ((found[g], times) for g, times in counts.items())
     after = _total(whole, Seconds(target, measured=measured))
-    return Whole(whole, len(parts), tuple(listed), first.before, after)
+    return Whole(whole, len(parts), len(counts), tuple(listed), first.before, after)
 
 
 class _Noted(dict[str, float]):

@@ -53,14 +53,14 @@ class Search(Pass, before=("Decompose",), rounds=True):
             log.add(
                 "search",
                 f"{program.name}: {len(program.nodes())} operators are more than a search of"
-                f" {self.most}: {whole.pieces} pieces, {len(whole.found)} of them different",
+                f" {self.most}: {whole.pieces} pieces, {whole.different} of them different",
             )
         late = sum(found.ended == "seconds" for found, _ in whole.found)
         if late:
             log.add(
                 "search",
                 f"{program.name}: {self.seconds} seconds ended the search of {late} of"
-                f" {len(whole.found)} pieces: another run may find another graph",
+                f" {whole.different} pieces: another run may find another graph",
             )
         for found, times in whole.found:
             log.add(
