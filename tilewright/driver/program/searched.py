@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass, replace
 
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
-from tilewright.driver.program.arrays import random_inputs, run_arrays
+from tilewright.driver.program.arrays import prepared_call, random_inputs
 from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.faster_layers import Layers, place
 from tilewright.driver.program.operator_seconds import OperatorSeconds
@@ -140,10 +140,7 @@ def medians(graph: Graph, programs: Sequence[Program]) -> list[float]:
     """Seconds of a call of each program, which run in turn. Copies of them are called: who gets one
     of them may rely on being the first to call it."""
     arrays = random_inputs(graph)
-    calls: list[Callable[[], object]] = []
-    for p in (Program(p.data) for p in programs):
-        calls.append(lambda p=p: run_arrays(p, arrays))
-    return compared(_rounds(calls))
+    return compared(_rounds([prepared_call(Program(p.data), arrays)[0] for p in programs]))
 
 
 def compared(times: Sequence[Sequence[float]]) -> list[float]:
