@@ -17,7 +17,7 @@ from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value
 from tilewright.ir.node import Constant, Input, Item, Node, Op, topological
-from tilewright.ir.operator import composition, definition, is_composed, stages
+from tilewright.ir.operator import composed_alone, definition, is_composed, stages
 from tilewright.ir.positions import linear_index
 from tilewright.ir.scalar import cost_of
 from tilewright.ir.types import TensorType, TupleType, Type
@@ -82,7 +82,8 @@ def classify(n: Node) -> str:
 def contractions(n: Node) -> int:
     """How many sums of products it is computed by, itself or what it is written in terms of."""
     if is_composed(n.op):
-        return sum(map(contractions, topological(composition(n), stop=n.inputs)))
+        inputs, outputs = composed_alone(n)
+        return sum(map(contractions, topological(outputs, stop=inputs.values())))
     return facts(n).kind == "contract"
 
 

@@ -17,13 +17,13 @@ from tilewright.ir.node import Node, topological
 from tilewright.ir.pattern import Rule, itself
 from tilewright.ir.rewrite import RuleSet
 from tilewright.superopt.classes import Because, Classes
-from tilewright.superopt.merge import Merge, merged
+from tilewright.superopt.merge import Merge, Merged, merged
 from tilewright.superopt.pieces import substituted
 from tilewright.superopt.saturate import Budget
 from tilewright.superopt.seconds import Seconds, is_known
 
 Roots = tuple[Node, ...]
-Step = tuple[tuple[Node, Node, Because], ...]
+Step = tuple[Merged, ...]
 """Nodes, what takes their places at once, and why."""
 
 
@@ -50,7 +50,11 @@ class Walked:
 
 
 def walk(
-    roots: Roots, rules: Sequence[Rule], merges: Sequence[Merge], cost: Seconds, budget: Budget
+    roots: Roots,
+    rules: Sequence[Rule],
+    merges: Sequence[Merge],
+    cost: Seconds,
+    budget: Budget,
 ) -> Walked:
     """Counts decide what is found; seconds are a last resort."""
     steps, prices = _Steps(RuleSet.of(rules), merges), _Prices(cost)
@@ -123,10 +127,10 @@ class _Steps:
     known: dict[Node, tuple[Step, ...]] = field(default_factory=dict)
 
     def of(self, roots: Roots, constant: set[Node]) -> Iterator[Step]:
-        together: dict[Node, list[tuple[Node, Node, Because]]] = {}
+        found: dict[Node, list[Merged]] = {}
         for n, part, why in merged(Classes(roots), self.merges, constant):
-            together.setdefault(part.inputs[0], []).append((n, part, why))
-        yield from map(tuple, together.values())
+            found.setdefault(part.inputs[0], []).append((n, part, why))
+        yield from map(tuple, found.values())
         for n in topological(roots):
             if n not in self.known:
                 self.known[n] = tuple(self._at(n))

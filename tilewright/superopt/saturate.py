@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.node import Node
-from tilewright.ir.pattern import Apply, Match, Pattern, Rule
+from tilewright.ir.pattern import Apply, Match, Pattern, Rule, Var
 from tilewright.ir.rewrite import RuleSet
 from tilewright.superopt.classes import Because, Classes, Pair
 
@@ -44,9 +44,15 @@ def depth(p: Pattern) -> int:
     return 1 + max(map(depth, p.args), default=0) if isinstance(p, Apply) else 0
 
 
-def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -> Saturated:
+def saturate(
+    classes: Classes,
+    rules: Sequence[Rule],
+    budget: Budget = BUDGET,
+    free: Callable[[Classes], set[Node]] = lambda _: set(),
+) -> Saturated:
     """Joins both sides of every match. The order of rules and nodes alone decides what is found
-    within members and rounds; seconds are a last resort."""
+    within members and rounds; seconds are a last resort. What is `free` however it is computed is
+    rewritten only by rules that leave an operator out; others see it below what is not free."""
     table = RuleSet.of(rules)
     far = max((depth(r.left) for r in rules), default=1)
     until, most = time.monotonic() + budget.seconds, len(classes) + budget.members
@@ -59,11 +65,13 @@ def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -
         left: dict[str, set[Node]] = {}
         found: list[tuple[Match, Node, Because]] = []
         counts: Counter[str] = Counter()
-        late = False
+        late, for_free = False, free(classes)
         for leader in classes:
             for n in classes.members(leader):
                 for rule in table.by_root.get(n.op.name, ()):
                     if leader not in near and n not in owed.get(rule.name, ()):
+                        continue
+                    if leader in for_free and not isinstance(rule.right, Var):
                         continue
                     if counts[rule.name] >= budget.matches:
                         resting[rule.name] = k + 2

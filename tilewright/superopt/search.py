@@ -15,9 +15,9 @@ from tilewright.ir.target import Target
 from tilewright.superopt.applied import of_several, rules_of
 from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
-from tilewright.superopt.merge import Merge, merged, merges
-from tilewright.superopt.pieces import pieces, substituted
-from tilewright.superopt.queue import walk
+from tilewright.superopt.merge import Merge, merged, merged_by_weights, merges
+from tilewright.superopt.pieces import pieces, rewritten, substituted
+from tilewright.superopt.queue import Step, Walked, walk
 from tilewright.superopt.records import FOLDER, read
 from tilewright.superopt.saturate import Budget, saturate
 from tilewright.superopt.seconds import Measured, Seconds, constant_classes, operators
@@ -91,7 +91,7 @@ def _saturated(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule
     """All graphs at once, and the cheapest of them."""
     until = time.monotonic() + budget.seconds
     classes = Classes(graph.outputs)
-    found = saturate(classes, rules, budget)
+    found = saturate(classes, rules, budget, constant_classes)
     for n, other, why in list(merged(classes, searched_merges(), constant_classes(classes))):
         classes.add(other)
         found.applied[why.rule] += classes.join(n, other, why)
@@ -110,7 +110,27 @@ def _walked(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) 
     return _Explored(found.roots, False, found.ended, found.members, found.applied, equal)
 
 
-WAYS = {"saturation": _saturated, "queue": _walked}
+def _by_weights(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) -> _Explored:
+    """Operators with the same weights as one, wherever that is cheaper; no other rules."""
+    steps: list[Step] = []
+    roots, going = graph.outputs, True
+    while going:
+        going, classes = False, Classes(roots)
+        constant = constant_classes(classes)
+        price = replace(cost, constant=constant)
+        for step in merged_by_weights(classes, searched_merges(), constant):
+            old, new = {n for n, _, _ in step}, topological((o for _, o, _ in step), stop=classes)
+            if sum(map(price, new)) < sum(map(price, old)):
+                roots, going = rewritten(roots, {n: other for n, other, _ in step}), True
+                steps.append(step)
+                break
+    applied = Counter(step[0][2].rule for step in steps)
+    walked = Walked(roots, tuple(steps), "nothing left", 0, applied)
+    equal = walked.classes(graph.outputs)
+    return _Explored(roots, False, walked.ended, len(equal), applied, equal)
+
+
+WAYS = {"saturation": _saturated, "queue": _walked, "weights": _by_weights}
 
 
 def search(
@@ -148,11 +168,15 @@ def search(
 
 @dataclass(frozen=True)
 class Whole:
-    """A graph put together from what was found of its pieces; how often each piece occurs."""
+    """A graph put together from what was found of it as a whole and then of its pieces; how often
+    each occurs."""
 
     graph: Graph
     pieces: int
+    different: int  # of these
     found: tuple[tuple[Found, int], ...]
+    before: float  # seconds by the estimate
+    after: float
 
 
 def search_pieces(
@@ -165,20 +189,25 @@ def search_pieces(
 ) -> Whole:
     """A search of each part of at most so many operators. Parts that do the same are one. Seconds
     are for all of them together."""
-    parts = pieces(graph, most)
+    until, measured = time.monotonic() + budget.seconds, measured or {}
+    first = _remembered(graph, target, budget, "weights", measured)
+    parts = pieces(first.graph, most)
     counts = Counter(p.graph for p in parts)
-    until = time.monotonic() + budget.seconds
     found: dict[Graph, Found] = {}
     for part in counts:
         left = max(0.0, until - time.monotonic())
-        found[part] = _remembered(part, target, replace(budget, seconds=left), by, measured or {})
+        found[part] = _remembered(part, target, replace(budget, seconds=left), by, measured)
     made: dict[Node, Node] = {}
     for p in parts:
         table = {x: made.get(n, n) for x, n in zip(p.graph.inputs, p.bound, strict=True)}
         new = substituted(found[p.graph].graph.outputs, table)
         made |= zip(p.outputs, new, strict=True)
-    whole = graph.with_outputs((made.get(n, n) for n in graph.outputs), made)
-    return Whole(whole, len(parts), tuple((found[g], times) for g, times in counts.items()))
+    outputs = first.graph.outputs
+    whole = first.graph.with_outputs((made.get(n, n) for n in outputs), made)
+    listed = [(first, 1)] if first.proof else []
+    listed += ((found[g], times) for g, times in counts.items())
+    after = _total(whole, Seconds(target, measured=measured))
+    return Whole(whole, len(parts), len(counts), tuple(listed), first.before, after)
 
 
 class _Noted(dict[str, float]):

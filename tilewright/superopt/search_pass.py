@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -21,7 +22,7 @@ class Search(Pass, before=("Decompose",), rounds=True):
 
     seconds: int = 60  # after which it ends, whatever it has found
     members: int = 2_000
-    most: int = 120  # operators that are searched at once
+    most: int = 40  # operators that are searched at once, but for those of weights alone
     by: str = "saturation"  # or "queue"
     measured: tuple[tuple[str, float], ...] = ()  # operators and their seconds
     machine: Target | None = of_target(None, lambda t: t)
@@ -38,19 +39,28 @@ class Search(Pass, before=("Decompose",), rounds=True):
         by = import_module(_SEARCH)
         budget = by.Budget(self.seconds, self.members)
         measured = dict(self.measured)
+        began = time.perf_counter()
         whole = by.search_pieces(program, self.machine, budget, self.most, self.by, measured)
+        took = time.perf_counter() - began
+        log.add(
+            "search",
+            f"{program.name}: searched in {took:.2f} s",
+            detail=True,
+            whole=whole,
+            seconds=took,
+        )
         if whole.pieces > 1:
             log.add(
                 "search",
                 f"{program.name}: {len(program.nodes())} operators are more than a search of"
-                f" {self.most}: {whole.pieces} pieces, {len(whole.found)} of them different",
+                f" {self.most}: {whole.pieces} pieces, {whole.different} of them different",
             )
         late = sum(found.ended == "seconds" for found, _ in whole.found)
         if late:
             log.add(
                 "search",
                 f"{program.name}: {self.seconds} seconds ended the search of {late} of"
-                f" {len(whole.found)} pieces: another run may find another graph",
+                f" {whole.different} pieces: another run may find another graph",
             )
         for found, times in whole.found:
             log.add(

@@ -16,7 +16,7 @@ from statistics import median
 from tilewright.graph.classify import facts, flops, guess, nbytes
 from tilewright.graph.winograd import Winograd, sizes_before_layout
 from tilewright.ir.node import Constant, Graph, Input, Item, Node, input, item, node, topological
-from tilewright.ir.operator import composition, is_composed
+from tilewright.ir.operator import composed_alone, is_composed
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType, TupleType
 from tilewright.superopt.classes import Classes
@@ -117,9 +117,9 @@ class Seconds:
             known.add(n)
             return EACH
         if is_composed(n.op):
-            inner = topological(composition(n), stop=n.inputs)
-            known = set(known)
-            return EACH + sum(self._of(x, known) for x in inner)
+            inputs, outputs = composed_alone(n)
+            inside = {i for x, i in inputs.items() if x in self.constant or x in known}
+            return EACH + sum(self._of(x, inside) for x in topological(outputs))
         kind = facts(n).kind
         if kind == "view":
             return EACH
@@ -128,7 +128,7 @@ class Seconds:
         memory = moved / t.memory_bandwidth
         arithmetic = flops(n) / t.flops_per_cycle
         if kind == "contract":
-            arithmetic *= self._by_tiles(n)
+            arithmetic *= self._by_tiles(n, known)
             cycles = t.region + max(arithmetic, memory) / t.cores
         elif not begins_kernel(n):
             cycles = (arithmetic + FUSED * self._written(n) / t.memory_bandwidth) / t.cores
@@ -136,11 +136,11 @@ class Seconds:
             cycles = t.region + (arithmetic + memory) / t.cores
         return EACH + cycles / (t.mhz * 1e6)
 
-    def _by_tiles(self, n: Node) -> float:
+    def _by_tiles(self, n: Node, known: set[Node]) -> float:
         """What is left of the arithmetic of a convolution where a later pass computes it by
         tiles."""
         sizes = sizes_before_layout(n) if self.target.grid is None else None
-        if sizes is None or n.inputs[1] not in self.constant:
+        if sizes is None or not (n.inputs[1] in self.constant or n.inputs[1] in known):
             return 1.0
         cycles = Winograd.of(self.target).cycles(*sizes)
         return min(cycles.values()) / cycles[None]

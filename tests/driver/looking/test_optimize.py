@@ -67,7 +67,7 @@ def test_a_large_graph_is_searched_in_pieces(
     file, page = tmp_path / "f.tw", tmp_path / "page.html"
     file.write_text(print_graph(Graph("long", (first,), (x,))))
     assert main(["optimize", str(file), "--page", str(page)]) == 0
-    line = "searched in 2 pieces, 2 of them different"
+    line = "searched in 4 pieces, 2 of them different"
     assert line in capsys.readouterr().out and line in page.read_text()
 
 

@@ -135,6 +135,20 @@ def test_only_what_is_clearly_faster_is_taken(
     assert any("by the search" in e.message for e in log.events)
 
 
+def test_noise_is_no_gain() -> None:
+    """On a busy machine medians of equal programs differ by far: what counts is how often one is
+    faster than the other in the same round."""
+    rng, taken = np.random.default_rng(0), 0
+    for _ in range(400):
+        noise = rng.lognormal(0.0, 0.3, (2, searched.ROUNDS))
+        before, after = searched.compared(noise.tolist())
+        taken += after < searched.CLEARLY * before
+    assert taken <= 20
+    busy = rng.lognormal(0.0, 0.5, searched.ROUNDS)  # which slows down both
+    before, after = searched.compared([busy.tolist(), (0.9 * busy).tolist()])
+    assert after == pytest.approx(0.9 * before)
+
+
 def test_both_programs_are_timed() -> None:
     graph = low_rank()
     listed = searched.with_search(passes(targets.default()))

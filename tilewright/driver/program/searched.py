@@ -17,12 +17,14 @@ from dataclasses import astuple, dataclass, replace
 
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
-from tilewright.driver.program.arrays import random_inputs, run_arrays
+from tilewright.driver.program.arrays import prepared_call, random_inputs
 from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.faster_layers import Layers, place
 from tilewright.driver.program.operator_seconds import OperatorSeconds
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.program_cache import key_of
+from tilewright.graph.align import SinkReshapes
+from tilewright.graph.weight_sums import WeightSums
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
@@ -34,6 +36,7 @@ ROUNDS = 15  # in which both programs run, in turn
 CALLS_FOR = 2e-3  # seconds of calls in a round
 # A program that is not clearly faster is not taken: clocks are noisy.
 CLEARLY = 0.98
+SURE = 0.8  # of the rounds: of 15, two programs that are alike get there once in 50 times
 _SIMPLER = ("Simplify", "BatchNormFold", "FewerProducts")
 
 Compile = Callable[[Graph, Options, Log], Program]
@@ -117,14 +120,16 @@ class Measured:
 
 def with_search(listed: Pipeline) -> Pipeline:
     """The list with a search, if it has none: after what makes graphs simpler, and before operators
-    are written in terms of others, of which there are more and about which rules say less."""
+    are written in terms of others, of which there are more and about which rules say less. Rules
+    are about products and sums, not about the reshapes that a frontend leaves between them, and
+    sums have fewer forms where their weights are one."""
     found = list(listed)
     names = [p.name for p in found]
     if Search.name in names:
         return listed
     early = names[: names.index("Decompose")] if "Decompose" in names else names
     at = max((k + 1 for k, n in enumerate(early) if n in _SIMPLER), default=0)
-    return Pipeline((*found[:at], Search(), *found[at:]))
+    return Pipeline((*found[:at], SinkReshapes(), WeightSums(), Search(), *found[at:]))
 
 
 def _kernels(p: Program) -> list[tuple[str, int]]:
@@ -135,23 +140,39 @@ def medians(graph: Graph, programs: Sequence[Program]) -> list[float]:
     """Seconds of a call of each program, which run in turn. Copies of them are called: who gets one
     of them may rely on being the first to call it."""
     arrays = random_inputs(graph)
-    calls: list[Callable[[], object]] = []
-    for p in (Program(p.data) for p in programs):
-        calls.append(lambda p=p: run_arrays(p, arrays))
-    return interleaved(calls)
+    return compared(_rounds([prepared_call(Program(p.data), arrays)[0] for p in programs]))
+
+
+def compared(times: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of the first, and of the others by what they take of it in the same round. What is
+    not faster in nearly all rounds is said to take as long: that may be luck."""
+    first = statistics.median(times[0])
+    out = [first]
+    for other in times[1:]:
+        parts = [b / a for a, b in zip(times[0], other, strict=True)]
+        sure = sum(x < 1 for x in parts) >= SURE * len(parts)
+        part = statistics.median(parts)
+        out.append(first * (part if sure else max(part, 1.0)))
+    return out
 
 
 def interleaved(calls: Sequence[Callable[[], object]]) -> list[float]:
     """Seconds of each call, the median of rounds in which they are made in turn."""
+    return [statistics.median(t) for t in _rounds(calls)]
+
+
+def _rounds(calls: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """Seconds of each call in each round; the order turns."""
     counts = []
     for call in calls:
         call()  # weights are derived
         counts.append(max(1, int(CALLS_FOR / _seconds(call, 3))))
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(ROUNDS):
-        for k, call in enumerate(calls):
-            times[k].append(_seconds(call, counts[k]))
-    return [statistics.median(t) for t in times]
+    for first in range(ROUNDS):
+        for k in range(len(calls)):
+            at = (first + k) % len(calls)
+            times[at].append(_seconds(calls[at], counts[at]))
+    return times
 
 
 def _seconds(call: Callable[[], object], count: int) -> float:
