@@ -10,7 +10,7 @@ from tilewright.ir.node import Node, input, item, node
 from tilewright.ir.types import DType, TupleType, f32
 from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.superopt.blocks import Block, Kind, Marks, Sizes, names
-from tilewright.superopt.enumerate import Space
+from tilewright.superopt.enumerate import Programs, Space
 from tilewright.superopt.vocabulary import Instance
 
 
@@ -165,26 +165,35 @@ def _named(left: Tree, right: Tree) -> Equality:
     return Equality(ordered(renamed(left, table)), ordered(renamed(right, table)))
 
 
+class Trees:
+    """Programs of a space as trees."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self._known: dict[int, Tree] = {
+            n: Leaf(name, kind, name in space.vocabulary.positive)
+            for n, (name, kind) in enumerate(space.vocabulary.leaves)
+        }
+
+    def of(self, number: int) -> Tree:
+        if number not in self._known:
+            self._known[number] = self.at(self.space.programs, number)
+        return self._known[number]
+
+    def at(self, programs: Programs, k: int) -> Term:
+        """The program at a place of some."""
+        operands = (int(x[k]) for x in (programs.first, programs.second))
+        instance = self.space.instances[programs.instance[k]]
+        return Term(instance, tuple(self.of(n) for n in operands if n >= 0))
+
+
 def equalities(space: Space) -> Iterator[Equality]:
     """What was found, each once up to the names of leaves."""
-    trees: dict[int, Tree] = {
-        n: Leaf(name, kind, name in space.vocabulary.positive)
-        for n, (name, kind) in enumerate(space.vocabulary.leaves)
-    }
-
-    def tree(n: int) -> Tree:
-        if n not in trees:
-            trees[n] = term(*space.term[n])
-        return trees[n]
-
-    def term(x: int, a: int, b: int) -> Term:
-        operands = (a,) if b < 0 else (a, b)
-        return Term(space.instances[x], tuple(map(tree, operands)))
-
+    trees = Trees(space)
     seen: set[Equality] = set()
     for e in space.equalities:
-        for x, a, b, n in zip(e.instance, e.first, e.second, e.equal_to, strict=True):
-            left, right = term(int(x), int(a), int(b)), tree(int(n))
+        for k, n in enumerate(e.equal_to):
+            left, right = trees.at(e.programs, k), trees.of(int(n))
             if left == right:
                 continue
             found = Equality(left, right).canonical()

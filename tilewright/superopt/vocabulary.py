@@ -81,7 +81,9 @@ class Vocabulary:
     sizes: dict[str, int]
     positive: Sequence[str] = ()  # leaves that are never negative
     largest: int = 12  # elements of an axis
-    points: int = 2  # random values for every leaf
+    elements: int = 144  # of a tensor
+    arithmetic: str = "whole"  # in which programs are compared, of `residues.ARITHMETICS`
+    points: int = 3  # random values for every leaf
 
     def __post_init__(self) -> None:
         unknown = [x for x in self.operators if x not in OPERATORS]
@@ -226,6 +228,6 @@ IMAGES = Vocabulary(
     {"n": 1, "c": 2, "h": 4, "w": 4},
     positive=("p",),
     largest=8,
-    points=1,
+    points=2,
 )
 VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES)}

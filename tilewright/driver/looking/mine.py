@@ -13,7 +13,7 @@ from rich.progress import track
 from tilewright.base.errors import Invalid
 from tilewright.driver.looking.tables import new_table, rendered
 from tilewright.superopt.enumerate import Level, enumerated
-from tilewright.superopt.mine import Mined, mine
+from tilewright.superopt.mine import Mined, Reduced, mine
 from tilewright.superopt.records import write
 from tilewright.superopt.search import mined_rules
 from tilewright.superopt.terms import Equality
@@ -44,7 +44,9 @@ def show(
     else:
         # What ships of other vocabularies is known.
         known = [e for n, e in mined_rules().items() if not n.startswith(f"{name}-")]
-        mined = mine(vocabulary, operators, seed, known, level, shown)
+        with console.status("enumerating") as status:
+            reduced = Reduced(enumerated(vocabulary, operators, seed, level), status.update)
+        mined = mine(reduced, seed, known, shown)
     print(rendered(table))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     console.print(f"seed {seed}, at most {most:.2f} GiB", highlight=False)
@@ -61,7 +63,8 @@ def _report(mined: Mined, console: Console) -> None:
     for text in mined.refused:
         console.print(f"refused: {text}", markup=False, highlight=False, soft_wrap=True)
     console.print(
-        f"{mined.found:,} equalities up to names, {mined.proved:,} proved; {mined.again:,} follow"
-        f" from {mined.general} of them, and these from {len(mined.rules)} rules of any shapes",
+        f"{mined.equalities:,} equalities: {mined.open:,} are not proved, the others follow from"
+        f" {mined.proved:,} of them ({mined.tried:,} were tried), these from {mined.general}, and"
+        f" these from {len(mined.rules)} rules of any shapes",
         highlight=False,
     )
