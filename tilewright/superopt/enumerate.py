@@ -15,16 +15,18 @@ from math import prod
 
 import numpy as np
 
-from tilewright.base.errors import Unsupported
+from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir.node import Op
 from tilewright.superopt.blocks import Kind, Marks, Sizes
-from tilewright.superopt.fingerprint import Functionals, added
+from tilewright.superopt.fingerprint import PRIMES, Functionals, added
 from tilewright.superopt.residues import ARITHMETICS
-from tilewright.superopt.structure import Structure
+from tilewright.superopt.structure import Shape, Structure
 from tilewright.superopt.vocabulary import Instance, Vocabulary, arity, instances
 
 # Pairs of one block of keys, and elements of their results where those are computed.
 PAIRS, ELEMENTS = 2_000_000, 1 << 23
+# How operators refuse operands. Attributes of samples may be for others than those at hand.
+REFUSALS = (Invalid, Unsupported, ValueError, TypeError)
 
 
 @dataclass
@@ -65,9 +67,7 @@ class Programs:
         return Programs(*(np.concatenate([getattr(x, c) for x in some]) for c in columns))
 
     def only(self, keep: np.ndarray) -> Programs:
-        return Programs(
-            self.instance[keep], self.first[keep], self.second[keep], self.level[keep]
-        )
+        return Programs(self.instance[keep], self.first[keep], self.second[keep], self.level[keep])
 
 
 @dataclass
@@ -89,11 +89,11 @@ class Level:
 class Tensors:
     """The programs of one kind that are evaluated, level by level: their numbers, values, keys."""
 
-    def __init__(self, number: int, size: int) -> None:
+    def __init__(self, number: int, size: int, planes: int, points: int) -> None:
         self.number, self.size = number, size
         self.members = np.zeros(0, np.int32)
-        self.values: np.ndarray | None = None
-        self.remainders: np.ndarray | None = None
+        self.values = np.zeros((planes, 0, points * size))
+        self.remainders = np.zeros((len(PRIMES), 0, points * size))
         self.ends: list[int] = []  # of each level
         self.keys, self.by_key = np.zeros(0, np.uint64), np.zeros(0, np.int32)
 
@@ -110,11 +110,12 @@ class Tensors:
         place = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[place] == keys, self.by_key[place], -1)
 
-    def add(self, members: np.ndarray, keys: np.ndarray, values: np.ndarray, mod: np.ndarray):
+    def add(
+        self, members: np.ndarray, keys: np.ndarray, values: np.ndarray, mod: np.ndarray
+    ) -> None:
         self.members = np.concatenate([self.members, members]).astype(np.int32)
-        self.values = values if self.values is None else np.concatenate([self.values, values], 1)
-        old = self.remainders
-        self.remainders = mod if old is None else np.concatenate([old, mod], 1)
+        self.values = np.concatenate([self.values, values], axis=1)
+        self.remainders = np.concatenate([self.remainders, mod], axis=1)
         keys = np.concatenate([self.keys, keys])
         order = np.argsort(keys)
         self.keys, self.by_key = keys[order], np.concatenate([self.by_key, members])[order]
@@ -143,8 +144,9 @@ class Space:
         self.parts: list[frozenset[int]] = []  # operators of each program, by number
         self._numbers: dict[Instance, int] = {}
         self._operators: dict[tuple[int, int, int], int] = {}
-        self._structures: dict[tuple[int, tuple[Kind, ...]], Structure | None] = {}
-        self._taken: dict[tuple[Op, tuple[int, ...]], bool] = {}
+        self._structures: dict[tuple[int, tuple[Kind, ...]], Structure] = {}
+        self._made: dict[tuple[Op, tuple[Shape, ...]], Structure] = {}
+        self._refused: dict[tuple[Op, tuple[int, ...]], str | None] = {}  # why
         self._choices: dict[tuple[Kind, ...], list[tuple[int, Kind]]] = {}
         rng = np.random.default_rng(self.seed)
         rows: dict[Kind, list[np.ndarray]] = defaultdict(list)
@@ -174,7 +176,8 @@ class Space:
     def _of(self, kind: Kind) -> Tensors:
         found = self.tensors.get(kind)
         if found is None:
-            found = self.tensors[kind] = Tensors(len(self.kinds), self._size(kind))
+            sizes = self._size(kind), self.arithmetic.planes, self.vocabulary.points
+            found = self.tensors[kind] = Tensors(len(self.kinds), *sizes)
             found.ends = [0] * len(self.levels)
             self.kinds.append(kind)
         return found
@@ -187,44 +190,55 @@ class Space:
         return found
 
     def _tried(self, kinds: tuple[Kind, ...]) -> Iterator[tuple[int, Kind]]:
-        v = self.vocabulary
-        for name in v.operators:
+        for name in self.vocabulary.tried:
             if len(kinds) not in arity(name):
                 continue
             for x in instances(name, kinds):
-                kind = x.kind(self.marks, kinds)
-                if kind is None:
-                    continue
-                shape = self.sizes.shape(kind)
-                if max(shape, default=0) > v.largest or prod(shape) > v.elements:
+                try:
+                    kind = self.tried(x, kinds)
+                except REFUSALS:
                     continue
                 number = self._numbers.setdefault(x, len(self.instances))
                 if number == len(self.instances):
                     self.instances.append(x)
-                if self.structure(number, kinds) is not None:
-                    yield number, kind
+                yield number, kind
 
-    def structure(self, instance: int, kinds: tuple[Kind, ...]) -> Structure | None:
-        """None where the arithmetic has no such operator."""
-        at = instance, kinds
-        if at not in self._structures:
-            op = self.instances[instance].op(self.sizes, kinds)
-            s = Structure(op, tuple(map(self.sizes.shape, kinds)))
-            self._structures[at] = s if self._takes(s) else None
-        return self._structures[at]
-
-    def _takes(self, s: Structure) -> bool:
-        """Sizes make no difference to it."""
-        at = s.op, tuple(map(len, s.shapes))
-        if at not in self._taken:
+    def tried(self, x: Instance, kinds: tuple[Kind, ...]) -> Kind:
+        """The kind of an operator's result on operands of these kinds. It raises where they do not
+        fit, or where results are too large or cannot be computed."""
+        kind = x.kind(self.marks, kinds)
+        shape = self.sizes.shape(kind)
+        if (
+            max(shape, default=0) > self.vocabulary.largest
+            or prod(shape) > self.vocabulary.elements
+        ):
+            raise Invalid("its result is too large")
+        s = self._structure(x, kinds)
+        at = s.op, tuple(map(len, s.shapes))  # sizes make no difference
+        if at not in self._refused:
             rng = np.random.default_rng(0)
             some = (self.arithmetic.leaf(self.vocabulary.points, n, True, rng) for n in s.sizes)
             try:
-                self._computed(s, *(x[:, None] for x in some))
-                self._taken[at] = bool(s.form)
-            except (Unsupported, IndexError):
-                self._taken[at] = False
-        return self._taken[at]
+                self._computed(s, *(v[:, None] for v in some))
+                self._refused[at] = None if s.form else ""
+            except (Invalid, Unsupported, IndexError) as why:
+                self._refused[at] = str(why)
+        if self._refused[at] is not None:
+            raise Unsupported(self._refused[at] or "")
+        return kind
+
+    def structure(self, instance: int, kinds: tuple[Kind, ...]) -> Structure:
+        at = instance, kinds
+        found = self._structures.get(at)
+        if found is None:
+            found = self._structures[at] = self._structure(self.instances[instance], kinds)
+        return found
+
+    def _structure(self, x: Instance, kinds: tuple[Kind, ...]) -> Structure:
+        made = x.op(self.sizes, kinds), tuple(map(self.sizes.shape, kinds))
+        if made not in self._made:  # what is known of it is the same for other kinds
+            self._made[made] = Structure(*made)
+        return self._made[made]
 
     def _computed(self, s: Structure, *values: np.ndarray) -> np.ndarray:
         return self.arithmetic.computed(s, self.vocabulary.points, *values)
@@ -255,7 +269,6 @@ class Space:
                 continue
             for x, result in self.choices(kind):
                 s = self.structure(x, (kind,))
-                assert s is not None
                 if s.form == "linear":
                     keys = added([self.functionals.of_linear(result, s, 0, t.remainders[:, at])])
                     yield result, Found(x, keys, t.members[at], None)
@@ -266,7 +279,7 @@ class Space:
     def _keys(self, kind: Kind, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of values that are computed, and which of them there are."""
         mod = self.arithmetic.remainders(values)
-        valid = np.isfinite(mod).all(axis=(0, 2))
+        valid = np.asarray(np.isfinite(mod).all(axis=(0, 2)))
         return self.functionals.keys(kind, np.nan_to_num(mod)), valid
 
     def _of_two(self, operators: int) -> Iterator[tuple[Kind, Found]]:
@@ -289,7 +302,6 @@ class Space:
         """Every program of some with every one of others, a block of them at a time."""
         a, b = (self.tensors[k] for k in kinds)
         s, count = self.structure(x, kinds), ib.stop - ib.start
-        assert s is not None
         step = PAIRS if s.form != "other" else ELEMENTS // (s.size * self.vocabulary.points)
         step = max(1, step // count)
         for k in range(ia.start, ia.stop, step):
@@ -337,7 +349,6 @@ class Space:
                     these = some[some[:, 0] <= some[:, 1]] if ka == kb else some
                 if len(these):
                     s = self.structure(x, (ka, kb))
-                    assert s is not None
                     keys, valid = self._row_keys(result, s, a, b, self.place[these])
                     found = Found(x, keys, these[:, 0], these[:, 1])
                     yield result, found if valid is None else found.only(valid)
@@ -387,10 +398,14 @@ class Space:
         found = Programs(
             np.concatenate([np.full(len(x.keys), x.instance, np.int32) for x in all_]),
             np.concatenate([x.first for x in all_]),
-            np.concatenate([np.full(len(x.keys), -1, np.int32) if x.second is None else x.second for x in all_]),
+            np.concatenate(
+                [np.full(len(x.keys), -1, np.int32) if x.second is None else x.second for x in all_]
+            ),
             np.full(len(keys), level.operators, np.int8),
         )
         all_.clear()
+        kept = ~np.isin(keys, self._constants(kind, t.size))
+        keys, found = keys[kept], found.only(kept)
         distinct, first, which = np.unique(keys, return_index=True, return_inverse=True)
         number = t.known(distinct)
         fresh = np.nonzero(number < 0)[0]
@@ -407,12 +422,23 @@ class Space:
         if not last:
             values = self._values(t, new)
             mod = self.arithmetic.remainders(values)
-            self.place = np.concatenate([self.place, len(t.members) + np.arange(len(new), dtype=np.int32)])
+            self.place = np.concatenate(
+                [self.place, len(t.members) + np.arange(len(new), dtype=np.int32)]
+            )
             t.add(members, distinct[fresh], values, mod)
-            self.parts += (self._parts(*x) for x in zip(new.instance.tolist(), new.first.tolist(), new.second.tolist()))
+            self.parts += (
+                self._parts(*x)
+                for x in zip(new.instance.tolist(), new.first.tolist(), new.second.tolist())
+            )
         self.programs = Programs.joined([self.programs, new])
         self.kind = np.concatenate([self.kind, np.full(len(new), t.number, np.int32)])
         self.equalities.append(Equalities(found.only(again), number[which]))
+
+    def _constants(self, kind: Kind, size: int) -> np.ndarray:
+        """The keys of tensors of zeros and of ones: programs of these values are left out. Any two
+        of them are equal, and what is made of them is no program of its own."""
+        rows = np.array([[0.0], [1.0]]) * np.ones(self.vocabulary.points * size)
+        return self.functionals.keys(kind, np.stack([rows] * len(PRIMES)))
 
     def _parts(self, x: int, a: int, b: int) -> frozenset[int]:
         """The operators of a program; both parts that a slice can take are one operator."""
@@ -424,9 +450,10 @@ class Space:
 
     def _values(self, t: Tensors, new: Programs) -> np.ndarray:
         """The values of programs of a kind."""
-        planes = next(iter(self.tensors.values())).values.shape[0]
-        out = np.zeros((planes, len(new), self.vocabulary.points * t.size))
-        kinds = np.stack([self.kind[new.first], np.where(new.second < 0, -1, self.kind[new.second])])
+        out = np.zeros((len(t.values), len(new), self.vocabulary.points * t.size))
+        kinds = np.stack(
+            [self.kind[new.first], np.where(new.second < 0, -1, self.kind[new.second])]
+        )
         group = np.stack([new.instance, *kinds])
         distinct, which = np.unique(group, axis=1, return_inverse=True)
         for k, (x, *numbers) in enumerate(distinct.T.tolist()):
@@ -434,7 +461,6 @@ class Space:
             of = tuple(self.kinds[n] for n in numbers if n >= 0)
             operands = (new.first, new.second)[: len(of)]
             s = self.structure(x, of)
-            assert s is not None
             values = (self.tensors[j].values[:, self.place[o[some]]] for j, o in zip(of, operands))
             out[:, some] = self._computed(s, *values)
         return out

@@ -109,9 +109,7 @@ class Functionals:
         at = kind, s
         if at not in self._bilinear:
             w = self.weights(kind, s.size)
-            self._bilinear[at] = [
-                np.stack([s.forms(r, p) for r in x]) for p, x in zip(PRIMES, w)
-            ]
+            self._bilinear[at] = [np.stack([s.forms(r, p) for r in x]) for p, x in zip(PRIMES, w)]
         return self._bilinear[at]
 
     def _points(self, rows: np.ndarray) -> list[np.ndarray]:

@@ -3,12 +3,12 @@
 Whole numbers have signs and an order, so maxima and positive parts are what they are; but they have
 no quotients. Remainders by a prime p have: a sum, difference, product or quotient is that of the
 field, a root is a power. An exponential turns sums into products: with p = 2 q + 1 for a prime q,
-powers of 4 modulo p depend on the exponent modulo q only, so a number is two remainders, by p and by
-q, and exp(x) is 4 to the power of the second. What is computed of an exponential has no remainder by
-q, so no exponential itself: such programs, and quotients by 0, are left out. Other functions are
-random ones, of which only equal values of equal arguments are known, and the order is a random one.
-So laws of those are missed; nothing is taken for granted, since an equality is proved before it is a
-rule.
+powers of 4 modulo p depend on the exponent modulo q only. So a number is two remainders, by p and
+by q, and exp(x) is 4 to the power of the second. What is computed of an exponential has no
+remainder by q, and so no exponential: such programs, and quotients by 0, are left out. Other
+functions are random ones: equal values of equal arguments are all that is known of them; and the
+order is a random one. So laws of those are missed. No wrong rule comes of it: an equality is proved
+before it is a rule.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ _ORDERED = ("max", "min", "maxnum", "minnum")
 class Arithmetic(Protocol):
     """Values are [plane, tensor, element of all points]."""
 
+    planes: int
+
     def leaf(
         self, points: int, size: int, positive: bool, rng: np.random.Generator
     ) -> np.ndarray: ...
@@ -52,6 +54,8 @@ class Arithmetic(Protocol):
 class WholeNumbers:
     """One plane of exact numbers."""
 
+    planes = 1
+
     def leaf(self, points: int, size: int, positive: bool, rng: np.random.Generator) -> np.ndarray:
         # Of all magnitudes, and at each point another share of negative ones, so that no tensor is
         # larger than another everywhere, and no maximum always positive.
@@ -59,7 +63,9 @@ class WholeNumbers:
             row = rng.choice(np.arange(3, LARGEST_LEAF + 1), points, replace=False)
             signs = (-1) ** np.arange(points)
         else:
-            row = np.exp(rng.uniform(np.log(2), np.log(LARGEST_LEAF + 1), points * size)).astype(int)
+            row = np.exp(rng.uniform(np.log(2), np.log(LARGEST_LEAF + 1), points * size)).astype(
+                int
+            )
             shares = np.resize(_NEGATIVE, points)
             signs = np.where(rng.random(points * size) < np.repeat(shares, size), -1, 1)
         return (row if positive else row * signs).astype(np.float64)[None]
@@ -77,6 +83,8 @@ class WholeNumbers:
 
 class Remainders:
     """Six planes: remainders by three primes p, then by their q. NaN: there is none."""
+
+    planes = 2 * len(PRIMES)
 
     def leaf(self, points: int, size: int, positive: bool, rng: np.random.Generator) -> np.ndarray:
         rows = [rng.integers(1, m, points * size).astype(np.float64) for m in _moduli()]
@@ -251,9 +259,8 @@ def _order(x: np.ndarray) -> np.ndarray:
 
 @cache
 def _evaluator(prime: int, plane: int) -> type[_Modulo]:
-    pair = PRIMES[prime], PRIMES[prime] // 2
-    p, q = (
-        type(f"_Modulo{m}", (_Modulo,), {"modulus": m, "plane": k}) for k, m in enumerate(pair)
+    p = PRIMES[prime]
+    other = type("_Exponents", (_Modulo,), {"modulus": p // 2, "plane": 1})
+    return (
+        other if plane else type("_Numbers", (_Modulo,), {"modulus": p, "plane": 0, "other": other})
     )
-    p.other = q
-    return (p, q)[plane]

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, Value
 from tilewright.ir.interpret import Evaluator
-from tilewright.ir.node import Node, Op, input, item, node
+from tilewright.ir.node import Constant, Node, Op, input, item, node
 from tilewright.ir.positions import static
 from tilewright.ir.types import DType, TensorType, TupleType, f64
 from tilewright.rewrites.proofs.element import Elements
@@ -84,7 +85,11 @@ class Structure:
     @cached_property
     def _value(self) -> Value:
         at = [D.var(f"@{k}", d) for k, d in enumerate(self.shape)]
-        return Elements().at(self._node, at)
+        elements = Elements()
+        found = elements.at(self._node, at)
+        if any(isinstance(n.op, Constant) for n in elements.names):
+            raise Unsupported(f"{self.op.name} has constants inside")
+        return found
 
     def __call__(self, *rows: np.ndarray, by: type[Many] = Whole) -> np.ndarray:
         """The results for rows of operands, as rows. Operands may have more axes in front, which
@@ -168,7 +173,8 @@ class Structure:
         # the result: which one that is, numbers in place of the second say.
         rng = np.random.default_rng(1)
         tried = np.stack([np.ones(m), np.arange(1.0, m + 1), *rng.integers(1, 1 << 16, (2, m))])
-        times, place, *others = (self(np.eye(n), np.tile(t, (n, 1))) for t in tried)
+        rows = np.tile(np.eye(n), (len(tried), 1)), np.repeat(tried, n, axis=0)
+        times, place, *others = self(*rows).reshape(len(tried), n, self.size)
         i, k = np.nonzero((times != 0) | (place != 0) | (others[0] != 0))
         number = times[i, k]
         j = np.rint(place[i, k] / np.where(number, number, 1)).astype(int) - 1

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from tilewright.base.errors import Invalid
 from tilewright.ir.node import Node, input, item, node
 from tilewright.ir.types import DType, TupleType, f32
 from tilewright.rewrites.proofs.equality import nodes_equal
@@ -91,7 +92,12 @@ def kind_of(t: Tree) -> Kind | None:
         return t.kind
     kinds = [kind_of(x) for x in t.operands]
     known = [k for k in kinds if k is not None]
-    return t.instance.kind(_MARKS, known) if len(known) == len(kinds) else None
+    if len(known) < len(kinds):
+        return None
+    try:
+        return t.instance.kind(_MARKS, known)
+    except (Invalid, ValueError):
+        return None
 
 
 _MARKS = Marks()

@@ -16,10 +16,12 @@ from typing import Any
 from tilewright.base.errors import Invalid
 from tilewright.ir.node import Op
 from tilewright.ir.operator import OPERATORS
-from tilewright.ir.types import TupleType, f64
+from tilewright.ir.types import TensorType, TupleType, f64
 from tilewright.superopt.blocks import Kind, Marks, Sizes
 
 Attributes = tuple[tuple[str, Any], ...]
+# Values of an attribute that are taken from samples.
+SAMPLED = 3
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,19 @@ class Instance:
         made = {k: v.of(sizes, kinds) if isinstance(v, Bound) else v for k, v in self.attributes}
         return OPERATORS[self.name](**made)
 
-    def kind(self, marks: Marks, kinds: Sequence[Kind]) -> Kind | None:
-        """That of the first result on operands of these kinds; None where they do not fit."""
+    def kind(self, marks: Marks, kinds: Sequence[Kind]) -> Kind:
+        """That of the first result on operands of these kinds. It raises where they do not fit."""
         for a, b in zip(*kinds, strict=False) if len(kinds) == 2 else ():
             marks.joined(a, b)
-        try:
-            found = self.op(marks, kinds).infer(*(marks.type(k, f64) for k in kinds))
-        except (Invalid, ValueError):
-            return None
-        return marks.kind(found.items[0] if isinstance(found, TupleType) else found)
+        return marks.kind(self, kinds)
+
+    def type(self, sizes: Sizes, kinds: Sequence[Kind]) -> TensorType:
+        """That of the first result."""
+        found = self.op(sizes, kinds).infer(*(sizes.type(k, f64) for k in kinds))
+        first = found.items[0] if isinstance(found, TupleType) else found
+        if not isinstance(first, TensorType) or first.dtype is not f64:
+            raise Invalid(f"{self.name} makes {first!r} of float64")
+        return first
 
     @property
     def commutative(self) -> bool:
@@ -76,7 +82,7 @@ class Vocabulary:
     """Operators by name, the leaves of programs, and the sizes that they are evaluated with."""
 
     name: str
-    operators: Sequence[str]
+    operators: Sequence[str]  # none: all that are registered
     leaves: tuple[tuple[str, Kind], ...]
     sizes: dict[str, int]
     positive: Sequence[str] = ()  # leaves that are never negative
@@ -93,6 +99,10 @@ class Vocabulary:
                 hint="`tilewright ops` lists them",
             )
 
+    @property
+    def tried(self) -> Sequence[str]:
+        return self.operators or sorted(OPERATORS)
+
 
 @cache
 def arity(name: str) -> frozenset[int]:
@@ -107,18 +117,27 @@ def instances(name: str, kinds: tuple[Kind, ...]) -> Iterator[Instance]:
     if special is not None:
         yield from (Instance(name, attributes) for attributes in special(kinds))
         return
+    own = fields(OPERATORS[name])
     chosen: list[list[tuple[str, Any]]] = []
-    for f in fields(OPERATORS[name]):
+    for f in own:
         values = _CHOICES.get(f.name)
         if values is not None:
-            found = list(values(kinds))
-        elif f.default is MISSING and f.default_factory is MISSING:
-            found = []  # nothing is known about it
-        else:
-            continue
-        chosen.append([(f.name, v) for v in found])
-    for attributes in product(*chosen):
-        yield Instance(name, attributes)
+            chosen.append([(f.name, v) for v in values(kinds)])
+        elif f.name not in _WINDOWS and f.default is MISSING and f.default_factory is MISSING:
+            chosen.append([(f.name, v) for v in _sampled(name, f.name)])
+    windows = {f.name for f in own} & set(_WINDOWS)
+    for settings in _windows(kinds) if windows else ({},):
+        for attributes in product(*chosen):
+            named = {**settings, **dict(attributes)}
+            yield Instance(name, tuple((f.name, named[f.name]) for f in own if f.name in named))
+
+
+@cache
+def _sampled(name: str, attribute: str) -> tuple[Any, ...]:
+    """What samples of the operator have, of an attribute of which nothing else is known."""
+    cls: Any = OPERATORS[name]
+    found = dict.fromkeys(getattr(x.op, attribute) for x in cls.samples())
+    return tuple(found)[:SAMPLED]
 
 
 def _slices(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
@@ -155,26 +174,23 @@ def _permutations(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
         yield (*range(rank - 2), rank - 1, rank - 2)
 
 
-def _windows(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
-    if len(kinds[0]) == 4 and not any(isinstance(b, int) for b in kinds[0][2:]):
-        yield (3, 3)
+_WINDOWS = ("kernel", "stride", "padding", "dilation")
 
 
-def _space(kinds: tuple[Kind, ...]) -> int:
-    return len(kinds[0]) - 2
-
-
-def _around(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
-    """The padding that keeps the size: of a convolution by its kernel, of a window of 3."""
-    kernel = kinds[1][2:] if len(kinds) > 1 else (3,) * _space(kinds)
+def _windows(kinds: tuple[Kind, ...]) -> Iterator[dict[str, Any]]:
+    """Windows over the last axes: those of a convolution are its kernel's, others have 3 elements.
+    The size is kept, or halved by a stride, or only windows inside count."""
+    space = len(kinds[0]) - 2
+    if space < 1 or (len(kinds) == 1 and any(isinstance(b, int) for b in kinds[0][2:])):
+        return
+    kernel = kinds[1][2:] if len(kinds) > 1 else (3,) * space
     odd = tuple(k for k in kernel if isinstance(k, int) and k % 2)
-    if len(odd) == len(kernel) and odd:
-        yield tuple(k // 2 for k in odd)
-
-
-def _ones(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
-    if _space(kinds) > 0:
-        yield (1,) * _space(kinds)
+    if len(odd) != len(kernel) or len(odd) != space:
+        return
+    around, one = tuple(k // 2 for k in odd), (1,) * space
+    inside = (0,) * space
+    for stride, padding in dict.fromkeys(((one, around), ((2,) * space, around), (one, inside))):
+        yield {"kernel": odd, "stride": stride, "padding": padding, "dilation": one}
 
 
 _CHOICES: dict[str, Callable[[tuple[Kind, ...]], Iterator[Any]]] = {
@@ -182,10 +198,6 @@ _CHOICES: dict[str, Callable[[tuple[Kind, ...]], Iterator[Any]]] = {
     "axes": lambda kinds: ((k,) for k in _axes(kinds)),
     "keepdims": lambda kinds: iter((True,)),
     "perm": _permutations,
-    "kernel": _windows,
-    "stride": _ones,
-    "dilation": _ones,
-    "padding": _around,
     "divisor": lambda kinds: iter((1,)),  # of a mean: sums are whole numbers
 }
 _SPECIAL: dict[str, Callable[[tuple[Kind, ...]], Iterator[Attributes]]] = {
@@ -230,4 +242,27 @@ IMAGES = Vocabulary(
     largest=8,
     points=2,
 )
-VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES)}
+QUOTIENTS = Vocabulary(
+    "quotients",
+    "exp div mul add sub neg sum mean reciprocal sqrt rsqrt square matmul".split(),
+    (
+        *((f"x{k}", _X) for k in (1, 2, 3)),
+        ("w1", _W),
+        ("c", ("m", 1)),
+        ("s", ()),
+        ("p", ()),
+    ),
+    {"m": 2, "k": 3},
+    positive=("p",),
+    points=1,
+    arithmetic="remainders",
+)
+ALL = Vocabulary(
+    "all",
+    (),
+    (*((f"x{k}", _X) for k in (1, 2)), ("s", ())),
+    {"m": 2, "k": 3},
+    points=1,
+    arithmetic="remainders",
+)
+VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES, QUOTIENTS, ALL)}

@@ -13,20 +13,19 @@ from rich.progress import track
 from tilewright.base.errors import Invalid
 from tilewright.driver.looking.tables import new_table, rendered
 from tilewright.superopt.enumerate import Level, enumerated
+from tilewright.superopt.joining import joining
 from tilewright.superopt.mine import Mined, Reduced, mine
 from tilewright.superopt.records import write
 from tilewright.superopt.search import mined_rules
 from tilewright.superopt.terms import Equality
-from tilewright.superopt.vocabulary import VOCABULARIES
+from tilewright.superopt.vocabulary import VOCABULARIES, Vocabulary
 
 
 def show(
     name: str, operators: int, seed: int, out: Path | None, count: bool, console: Console
 ) -> int:
     """Mine a vocabulary, show what was found, write the rules. With `count` nothing is proved."""
-    if name not in VOCABULARIES:
-        known = ", ".join(sorted(VOCABULARIES))
-        raise Invalid(f"no vocabulary is called {name}", hint=f"there are {known}")
+    vocabulary = _named(name)
     began = time.perf_counter()
     table = new_table("operators", "candidates", "new values", "equalities", "seconds so far")
 
@@ -37,7 +36,6 @@ def show(
     def shown(found: Iterable[Equality], what: str) -> Iterable[Equality]:
         return track(list(found), what, console=console)
 
-    vocabulary = VOCABULARIES[name]
     mined = None
     if count:
         enumerated(vocabulary, operators, seed, level)
@@ -55,6 +53,24 @@ def show(
         if out is not None:
             write(out, mined.rules, vocabulary=name, operators=operators, seed=seed)
     return 0
+
+
+def show_joining(name: str) -> int:
+    """Every registered operator: does it join the vocabulary, or why not?"""
+    vocabulary = _named(name)
+    table = new_table("operator", f"in {name}", "joins", "or why not")
+    for operator, why in joining(vocabulary).items():
+        own = "yes" if operator in vocabulary.tried else ""
+        table.add_row(operator, own, "" if why else "yes", why)
+    print(rendered(table))
+    return 0
+
+
+def _named(name: str) -> Vocabulary:
+    if name not in VOCABULARIES:
+        known = ", ".join(sorted(VOCABULARIES))
+        raise Invalid(f"no vocabulary is called {name}", hint=f"there are {known}")
+    return VOCABULARIES[name]
 
 
 def _report(mined: Mined, console: Console) -> None:
