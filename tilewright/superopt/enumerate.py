@@ -219,7 +219,7 @@ class Space:
             rng = np.random.default_rng(0)
             some = (self.arithmetic.leaf(self.vocabulary.points, n, True, rng) for n in s.sizes)
             try:
-                self._computed(s, *(v[:, None] for v in some))
+                self.arithmetic.check(self._computed(s, *(v[:, None] for v in some)))
                 self._refused[at] = None if s.form else ""
             except (Invalid, Unsupported, IndexError) as why:
                 self._refused[at] = str(why)

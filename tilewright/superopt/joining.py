@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 from tilewright.base.errors import TilewrightError
@@ -16,7 +15,7 @@ TENSORS = (1, 2)  # of an operator that is enumerated
 
 def joining(vocabulary: Vocabulary) -> dict[str, str]:
     """Every registered operator, and why it does not join; nothing where it does."""
-    space = enumerated(replace(vocabulary, operators=()), 1)
+    space = enumerated(vocabulary, 1)
     return {name: _why_not(space, name) for name in sorted(OPERATORS)}
 
 

@@ -48,7 +48,13 @@ class Arithmetic(Protocol):
 
     def computed(self, s: Structure, points: int, *values: np.ndarray) -> np.ndarray: ...
 
-    def remainders(self, values: np.ndarray) -> np.ndarray: ...
+    def remainders(self, values: np.ndarray) -> np.ndarray:
+        """By the primes of keys."""
+        ...
+
+    def check(self, values: np.ndarray) -> None:
+        """Raises where an operator's results are no numbers of this kind."""
+        ...
 
 
 class WholeNumbers:
@@ -80,6 +86,10 @@ class WholeNumbers:
     def remainders(self, values: np.ndarray) -> np.ndarray:
         return remainders(values[0])
 
+    def check(self, values: np.ndarray) -> None:
+        if not np.array_equal(values, np.rint(values)):
+            raise Unsupported("its results of whole numbers are not whole")
+
 
 class Remainders:
     """Six planes: remainders by three primes p, then by their q. NaN: there is none."""
@@ -103,6 +113,9 @@ class Remainders:
 
     def remainders(self, values: np.ndarray) -> np.ndarray:
         return values[: len(PRIMES)]
+
+    def check(self, values: np.ndarray) -> None:
+        """Every function has values, or is known to have none."""
 
 
 ARITHMETICS: dict[str, Arithmetic] = {"whole": WholeNumbers(), "remainders": Remainders()}

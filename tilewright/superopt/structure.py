@@ -123,7 +123,8 @@ class Structure:
         no difference to it."""
         at = self.op, tuple(map(len, self.shapes))
         if at not in _FORMS:
-            _FORMS[at] = self._form()
+            with np.errstate(all="ignore"):
+                _FORMS[at] = self._form()
         return _FORMS[at]
 
     def _form(self) -> str:
