@@ -7,8 +7,9 @@ they meet, and is another axis than one of ("k", "m"), although both have m + k 
 
 from __future__ import annotations
 
+import ast
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
@@ -130,3 +131,56 @@ def names(block: Block) -> set[str]:
     if isinstance(block, Made):
         return {n for k in block.kinds for b in k for n in names(b)}
     return {block} if isinstance(block, str) else set()
+
+
+class Sized:
+    """An attribute of an operator that is made anew for each meaning of sizes."""
+
+    def of(self, sizes: Sizes, kinds: Sequence[Kind]) -> Any:
+        """The attribute, for operands of these kinds."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Formula(Sized):
+    """Sizes by sums, products and quotients of names, or several of them: (2 * m, n)."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        """As Python writes it, so that equal formulas are one."""
+        object.__setattr__(self, "text", ast.unparse(ast.parse(self.text, mode="eval")))
+
+    def of(self, sizes: Sizes, kinds: Sequence[Kind]) -> Any:
+        return self._of(ast.parse(self.text, mode="eval").body, sizes)
+
+    def _of(self, x: ast.expr, sizes: Sizes) -> Any:
+        match x:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return sizes.of(name)
+            case ast.UnaryOp(op=ast.USub(), operand=y):
+                return -self._of(y, sizes)
+            case ast.Tuple(elts=parts):
+                return tuple(self._of(p, sizes) for p in parts)
+            case ast.BinOp(left=a, op=op, right=b) if type(op) in _ARITHMETIC:
+                return _ARITHMETIC[type(op)](self._of(a, sizes), self._of(b, sizes))
+        raise Invalid(
+            f"{ast.unparse(x)} is no size", hint="numbers, names, + - * // and tuples are"
+        )
+
+    @property
+    def names(self) -> set[str]:
+        return {x.id for x in ast.walk(ast.parse(self.text)) if isinstance(x, ast.Name)}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_ARITHMETIC: dict[type, Callable[[Dim, Dim], Dim]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: D.floordiv,
+}

@@ -8,20 +8,22 @@ from functools import cached_property, lru_cache
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.node import Node, input, item, node
-from tilewright.ir.types import DType, TupleType, f32
+from tilewright.ir.types import DType, TupleType, f32, f64, i64
 from tilewright.rewrites.proofs.equality import nodes_equal
-from tilewright.superopt.blocks import Block, Kind, Marks, Sizes, names
+from tilewright.superopt.blocks import Block, Formula, Kind, Marks, Sizes, names
 from tilewright.superopt.enumerate import Programs, Space
 from tilewright.superopt.vocabulary import Instance
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """Any tensor of a kind, or any without negative elements."""
+    """Any tensor of a kind, any without negative elements, or whole numbers of 0 to below a
+    size, which are indices."""
 
     name: str
     kind: Kind
     positive: bool = False
+    below: Block | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -36,7 +38,9 @@ class Term:
 
     @cached_property
     def text(self) -> str:
-        attributes = (f"{k}={v}" for k, v in self.instance.attributes)
+        attributes = (
+            f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in self.instance.attributes
+        )
         return f"{self.instance.name}({', '.join((*map(str, self.operands), *attributes))})"
 
     def __str__(self) -> str:
@@ -105,7 +109,7 @@ _MARKS = Marks()
 
 def as_node(t: Tree, sizes: Sizes, dtype: DType = f32) -> Node:
     if isinstance(t, Leaf):
-        return input(t.name, sizes.type(t.kind, dtype))
+        return input(t.name, sizes.type(t.kind, dtype if t.below is None else i64))
     kinds = [k for x in t.operands if (k := kind_of(x)) is not None]
     made = node(t.instance.op(sizes, kinds), *(as_node(x, sizes, dtype) for x in t.operands))
     return item(made, 0) if isinstance(made.type, TupleType) else made
@@ -130,7 +134,11 @@ class Equality:
     @cached_property
     def symbols(self) -> list[str]:
         """Names of sizes."""
-        return sorted({n for x in self.leaves for b in x.kind for n in names(b)})
+        blocks = {b for x in self.leaves for b in (*x.kind, x.below) if b is not None}
+        formulas = {f for side in (self.left, self.right) for f in _formulas(side)}
+        return sorted(
+            {n for b in blocks for n in names(b)} | {n for f in formulas for n in f.names}
+        )
 
     @property
     def positive(self) -> frozenset[str]:
@@ -139,7 +147,7 @@ class Equality:
 
     def is_proved(self) -> bool:
         """Do both sides have one normal form over the reals, for all sizes?"""
-        sides = self.nodes(Sizes.symbolic(self.symbols))
+        sides = self.nodes(Sizes.symbolic(self.symbols), f64)
         return nodes_equal(*sides, "reals", self.positive)
 
     def nodes(self, sizes: Sizes, dtype: DType = f32) -> tuple[Node, Node]:
@@ -152,7 +160,15 @@ class Equality:
 
 
 def _declared(x: Leaf) -> str:
-    return f"{x.name}: {_block(x.kind, '[]')}{' >= 0' if x.positive else ''}"
+    bound = " >= 0" if x.positive else "" if x.below is None else f" < {_block(x.below)}"
+    return f"{x.name}: {_block(x.kind, '[]')}{bound}"
+
+
+def _formulas(t: Tree) -> Iterator[Formula]:
+    if isinstance(t, Term):
+        yield from (v for _, v in t.instance.attributes if isinstance(v, Formula))
+        for x in t.operands:
+            yield from _formulas(x)
 
 
 def _block(b: Block | Kind, around: str = "()") -> str:

@@ -17,7 +17,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir.node import Op
 from tilewright.ir.operator import OPERATORS
 from tilewright.ir.types import TensorType, TupleType, f64
-from tilewright.superopt.blocks import Kind, Marks, Sizes
+from tilewright.superopt.blocks import Kind, Marks, Sized, Sizes
 
 Attributes = tuple[tuple[str, Any], ...]
 # Values of an attribute that are taken from samples.
@@ -32,7 +32,7 @@ class Instance:
     attributes: Attributes = ()
 
     def op(self, sizes: Sizes, kinds: Sequence[Kind]) -> Op:
-        made = {k: v.of(sizes, kinds) if isinstance(v, Bound) else v for k, v in self.attributes}
+        made = {k: v.of(sizes, kinds) if isinstance(v, Sized) else v for k, v in self.attributes}
         return OPERATORS[self.name](**made)
 
     def kind(self, marks: Marks, kinds: Sequence[Kind]) -> Kind:
@@ -59,7 +59,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(Sized):
     """Where a part of an operand's axis of two blocks begins or ends."""
 
     axis: int
