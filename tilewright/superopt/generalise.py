@@ -25,7 +25,7 @@ def with_any_signs(e: Equality) -> Equality:
         if leaf.positive:
             table: dict[Leaf, Tree] = {leaf: replace(leaf, positive=False)}
             other = Equality(renamed(e.left, table), renamed(e.right, table))
-            e = other if other.is_proved() else e
+            e = other if other.has_proof() else e
     return e
 
 
@@ -36,7 +36,7 @@ def with_free_leaves(e: Equality) -> Equality:
         changed = False
         for leaf in dict.fromkeys(leaves(e.left)):
             for other in _apart(e, leaf):
-                if other.is_proved():
+                if other.has_proof():
                     e, changed = other, True
                     break
             if changed:
@@ -82,7 +82,7 @@ def with_free_sizes(e: Equality) -> Equality:
         free[x] = replace(x, kind=tuple(kind))
     start = Equality(renamed(e.left, free), renamed(e.right, free))
     for found in _fitting(start):
-        if found.is_proved():
+        if found.has_proof():
             return found
     return e
 

@@ -64,7 +64,7 @@ class Reduced:
             a, b = batch[e]
             if self._follows(a, b, new):
                 continue
-            self.tried[e] = e.is_proved()
+            self.tried[e] = e.has_proof()
             if self.tried[e]:
                 new.append(generalised(e))
                 edges.append(_edge(a, b))
@@ -122,7 +122,7 @@ def mine(
     progress: Progress = lambda found, what: found,
 ) -> Mined:
     """The rules of a space that both provers take, but for those that follow from what is known."""
-    general = basis(list(dict.fromkeys(found.rules)))
+    general = basis([e for e in dict.fromkeys(found.rules) if e.is_rule])
     judged = {e: proved(e, seed) for e in progress(general, "second proofs")}
     rules = {e: how for e, how in judged.items() if isinstance(how, Record)}
     refused = [f"{e}: {how}" for e, how in judged.items() if e not in rules]
