@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from tilewright.superopt.blocks import Marks, Sizes, names
 from tilewright.superopt.enumerate import Space, enumerated
 from tilewright.superopt.fingerprint import PRIMES, remainder
 from tilewright.superopt.terms import Equality, equalities, leaves
-from tilewright.superopt.vocabulary import IMAGES, MATRICES, Instance, Vocabulary
+from tilewright.superopt.vocabulary import GROUPS, IMAGES, MATRICES, Instance, Vocabulary
 
 X, W = ("m", "k"), ("k", "k")
 SMALL = Vocabulary("small", ("matmul", "add"), (("x1", X), ("w1", W), ("w2", W)), {"m": 2, "k": 3})
@@ -81,6 +83,21 @@ def test_images() -> None:
     assert {x.name for x in space.instances} >= {"conv", "max_pool", "avg_pool", "pad", "concat"}
     true = [e for e in found if e.is_proved()]
     assert all(holds(e, 2) for e in true if "h" not in e.symbols)
+
+
+def test_groups_of_channels() -> None:
+    """A grouped convolution is one for each group; so it is found and proved."""
+    few = replace(
+        GROUPS,
+        operators=("conv", "slice"),
+        leaves=tuple(x for x in GROUPS.leaves if x[0] in ("i1", "k2")),
+    )
+    settings = "stride=(1, 1), padding=(0, 0), dilation=(1, 1)"
+    half = "axis={}, start=first, stop=middle"
+    whole = f"slice(conv(i1, k1, {settings}, groups=2), {half.format(1)})"
+    parts = f"conv(slice(i1, {half.format(1)}), slice(k1, {half.format(0)}), {settings})"
+    found = {f"{e.left}": e for e in equalities(enumerated(few, 3)) if str(e.right) == whole}
+    assert found[parts].is_proved()
 
 
 def test_blocks_keep_their_order() -> None:

@@ -214,6 +214,8 @@ class Space:
         ):
             raise Invalid("its result is too large")
         s = self._structure(x, kinds)
+        if s.shape != shape:
+            raise Invalid(f"its result has the sizes {s.shape}, which are {shape} elsewhere")
         at = s.op, tuple(map(len, s.shapes))  # sizes make no difference
         if at not in self._refused:
             rng = np.random.default_rng(0)

@@ -129,7 +129,8 @@ def instances(name: str, kinds: tuple[Kind, ...]) -> Iterator[Instance]:
     for settings in _windows(kinds) if windows else ({},):
         for attributes in product(*chosen):
             named = {**settings, **dict(attributes)}
-            yield Instance(name, tuple((f.name, named[f.name]) for f in own if f.name in named))
+            said = (f.name for f in own if f.name in named and named[f.name] != f.default)
+            yield Instance(name, tuple((x, named[x]) for x in said))
 
 
 @cache
@@ -193,11 +194,20 @@ def _windows(kinds: tuple[Kind, ...]) -> Iterator[dict[str, Any]]:
         yield {"kernel": odd, "stride": stride, "padding": padding, "dilation": one}
 
 
+def _groups(kinds: tuple[Kind, ...]) -> Iterator[int]:
+    """Of channels: all are one, and two of one size are two."""
+    yield 1
+    channels = kinds[0][1] if len(kinds[0]) > 1 else None
+    if isinstance(channels, tuple) and channels[0] == channels[1]:
+        yield 2
+
+
 _CHOICES: dict[str, Callable[[tuple[Kind, ...]], Iterator[Any]]] = {
     "axis": _axes,
     "axes": lambda kinds: ((k,) for k in _axes(kinds)),
     "keepdims": lambda kinds: iter((True,)),
     "perm": _permutations,
+    "groups": _groups,
     "divisor": lambda kinds: iter((1,)),  # of a mean: sums are whole numbers
 }
 _SPECIAL: dict[str, Callable[[tuple[Kind, ...]], Iterator[Attributes]]] = {
@@ -242,6 +252,22 @@ IMAGES = Vocabulary(
     largest=8,
     points=2,
 )
+_HALVES = ("g", "g")
+GROUPS = Vocabulary(
+    "groups",
+    "conv add mul relu concat slice".split(),
+    (
+        ("i1", ("n", _HALVES, "h", "w")),
+        ("i2", ("n", _HALVES, "h", "w")),
+        ("k1", (_HALVES, "g", 3, 3)),
+        ("k2", (_HALVES, "g", 1, 1)),
+        ("k3", ("g", "g", 1, 1)),
+        ("s", ()),
+    ),
+    {"n": 1, "g": 2, "h": 4, "w": 4},
+    largest=8,
+    points=2,
+)
 QUOTIENTS = Vocabulary(
     "quotients",
     "exp div mul add sub neg sum mean reciprocal sqrt rsqrt square matmul".split(),
@@ -265,4 +291,4 @@ ALL = Vocabulary(
     points=1,
     arithmetic="remainders",
 )
-VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES, QUOTIENTS, ALL)}
+VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES, GROUPS, QUOTIENTS, ALL)}
