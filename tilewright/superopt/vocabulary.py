@@ -283,6 +283,14 @@ QUOTIENTS = Vocabulary(
     points=1,
     arithmetic="remainders",
 )
+EXPONENTIALS = Vocabulary(
+    "exponentials",
+    "exp div mul add sub sum".split(),
+    (*((f"x{k}", _X) for k in (1, 2, 3)), ("c", ("m", 1))),
+    {"m": 2, "k": 3},
+    points=1,
+    arithmetic="remainders",
+)
 ALL = Vocabulary(
     "all",
     (),
@@ -291,4 +299,4 @@ ALL = Vocabulary(
     points=1,
     arithmetic="remainders",
 )
-VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES, GROUPS, QUOTIENTS, ALL)}
+VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES, GROUPS, QUOTIENTS, EXPONENTIALS, ALL)}
