@@ -289,7 +289,8 @@ def described_variants(size: int, block: Size, warps: int, stages: int, walks: i
         sizes = (size, size, size)
         a, b, c, launch = _described(sizes, block, True, specialise, walks)
         beside_ = name.startswith("gathered")
-        chosen = patch.multiple(grid_tiles, LATE=late, SLACK=slack, GATHER_BESIDE=beside_)
+        flags = {"LATE": late, "SLACK": slack, "GATHER_BESIDE": beside_, "FLATTENED": specialise}
+        chosen = patch.multiple(grid_tiles, **flags)
         with chosen, patch.object(grid_tile_copies, "OFF", off), uncached():
             call = partial(launch, fresh(load(False)), num_warps=warps, num_stages=stages)
             call()

@@ -19,6 +19,7 @@ from tilewright.ir.combine import Combine, Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Rewriter, Value, extent, loads
 from tilewright.kernel.axis import Axis, axis_named, first_name
+from tilewright.kernel.fences import Acquire, Await, Barrier, Commit, Fetch, Release, Wait
 from tilewright.kernel.group import Buffer, Group, Stage
 from tilewright.kernel.guards import copied
 
@@ -42,7 +43,7 @@ ANY_ORDER = ("independent", "parallel")
 # shared: one per block of threads; counter: global memory, zero before and after every launch, by
 # which blocks know that they are the last (steps/finish_last.py); stack, heap, let: local, of legal
 # nests (memory.py and hoist.py of kernel/legal/); the others are explained at group.Buffer
-NEST_ROLES = ("product", "scan", "gathered", "described", "specialised")
+NEST_ROLES = ("product", "scan", "gathered", "described", "specialised", "flattened")
 SCOPES = ("in", "out", "local", "register", "stack", "heap", "let", "shared", "counter", "memory")
 
 # What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.
@@ -155,49 +156,9 @@ class Alloc:
 
 
 @dataclass(frozen=True)
-class Barrier:
-    """The threads of a block wait here for one another."""
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The asynchronous stores of a thread since its last Commit are one group (maybe empty)."""
-
-
-@dataclass(frozen=True)
-class Wait:
-    """A thread waits until its groups, or asynchronous instructions, but `pending` are done."""
-
-    pending: int
-    products: bool = False
-
-
-@dataclass(frozen=True)
-class Acquire:
-    """A producer (kernel/roles.py) waits for the release of the iteration `versions` earlier."""
-
-    versions: int
-
-
-@dataclass(frozen=True)
-class Release:
-    """Threads have read what was copied for all iterations but the latest `pending`."""
-
-    pending: int = 0
-
-
-@dataclass(frozen=True)
-class Await:
-    """A task waits here for earlier launches. Inputs `fetched` come to the cache meanwhile."""
-
-    fetched: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Prefetch:
-    """Prefetches the cache line of an element, which may lie outside its buffer, and those that
-    follow it, `lines` in all, into the first cache or only into the one of a later `level`; reads
-    nothing."""
+    """Prefetches the cache line of an element, maybe outside its buffer, and those that follow it,
+    `lines` in all, into the first cache or only into that of a later `level`; reads nothing."""
 
     load: Load
     lines: int = 1
@@ -258,10 +219,10 @@ class Report:
     condition: Value | None = None
 
 
-Fence = Union[Barrier, Commit, Wait, Acquire, Release, Await]
+Fence = Union[Barrier, Commit, Wait, Acquire, Release, Await, Fetch]
 Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
 # What orders the threads of a block, and computes nothing.
-FENCES = (Barrier, Commit, Wait, Acquire, Release, Await)
+FENCES = (Barrier, Commit, Wait, Acquire, Release, Await, Fetch)
 BRANCHES = (If, While, Atomic, Report)  # what steps do not move anything across
 
 
@@ -274,7 +235,8 @@ class Nest:
     precision: str = "reassociate"  # what steps may do to sums of floats; see group.Group
     # What a stage, a loop or an argument is, as the kernel's author said it, where its statements
     # do not show it: a "product" of tiles, a loop of a "scan", memory that was "described" as an
-    # array to be read in boxes, a loop whose copies a "specialised" warp should issue.
+    # array to be read in boxes, a loop whose copies a "specialised" warp should issue, one that is
+    # "flattened" with those in it: their copies should go on when an iteration of it begins.
     roles: tuple[tuple[str, str], ...] = ()
 
     def buffer(self, name: str) -> Buffer:

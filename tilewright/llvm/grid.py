@@ -9,9 +9,8 @@ part has memory for that part only, which are registers where its indices are co
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from math import prod
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
@@ -31,6 +30,7 @@ from tilewright.kernel.nest import (
     Await,
     Barrier,
     Fence,
+    Fetch,
     Loop,
     Nest,
     Release,
@@ -53,11 +53,12 @@ from tilewright.kernel.threads import (
     thread_chain,
 )
 from tilewright.llvm.async_copies import AsyncCopies
-from tilewright.llvm.awaiting import AWAITED, Awaiting
+from tilewright.llvm.awaiting import AWAITED, RANGES, Awaiting
 from tilewright.llvm.body import Body
-from tilewright.llvm.bulk_copies import BARRIER, MAP, Box, BulkCopies, barriers
+from tilewright.llvm.bulk_copies import BARRIER, MAP, BulkCopies, barriers
 from tilewright.llvm.combine import ThreadSums
 from tilewright.llvm.grid_math import GridArith, only_terms, rounds_factors
+from tilewright.llvm.launch import Kernels, Launch
 from tilewright.llvm.machine import Traits
 from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.positions import Positions
@@ -88,50 +89,25 @@ TRAITS = Traits(
 )
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One kernel: its name, its blocks (functions of the sizes), the threads of a block, bytes of
-    shared memory to allocate, the buffers that it takes, the tensor maps that it takes last, the
-    buffers that are read before it needs anything of earlier launches (kernel/early.py), and
-    whether it waits for these itself."""
-
-    symbol: str
-    blocks: tuple[Dim, Dim, Dim]
-    threads: tuple[int, int, int]
-    shared: int
-    arguments: tuple[str, ...]
-    boxes: tuple[Box, ...] = ()
-    cluster: int = 1  # neighbouring blocks along x that run at the same time
-    early: tuple[str, ...] = ()
-    waits: bool = False
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """A nest as code for a GPU. `scratch` is memory between launches, and counters; `dims` sizes
-    that each kernel takes after its buffers. All addresses are multiples of `alignment`."""
-
-    text: str
-    launches: tuple[Launch, ...]
-    arguments: tuple[Buffer, ...]
-    scratch: tuple[Buffer, ...]
-    dims: tuple[str, ...]
-    alignment: int
-
-
 def emit_kernels(
-    n: Nest, target: Target, alignment: int = 16, tasks: bool = False, waits: bool = False
+    n: Nest,
+    target: Target,
+    alignment: int = 16,
+    tasks: bool = False,
+    waits: bool = False,
+    fetches: bool = False,
 ) -> Kernels:
     """The module of a nest that is legal for the target (kernel/legal/). Arguments whose addresses
     are not multiples of 16 bytes need one that was made with a smaller `alignment`. As `tasks` its
     launches are functions that a block of another kernel calls (llvm/tasks.py). A kernel that
-    `waits` for earlier ones itself does it where it begins, unless its nest says where."""
+    `waits` for earlier ones itself does it where it begins, unless its nest says where; it then may
+    be told what it `fetches` for later ones."""
     grid = target.grid
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
     metadata = Metadata()
     found = [
-        _Module(n, target, grid, launch, alignment, metadata, tasks, waits)
+        _Module(n, target, grid, launch, alignment, metadata, tasks, waits, fetches)
         for launch in launches(n.body)
         if any(not isinstance(s, Alloc) for s in launch)
     ]
@@ -175,6 +151,7 @@ class _Module:
         metadata: Metadata,
         task: bool,
         waits: bool,
+        fetches: bool,
     ) -> None:
         self.task = task
         self.n, self.target, self.grid, self.alignment = n, target, grid, alignment
@@ -194,6 +171,8 @@ class _Module:
         possible = "dependents" in grid.has and not task
         self.waits = possible and (said or waits)
         self.waits_first = possible and waits and not said
+        self.ranges = RANGES if fetches and said and "tma" in grid.has else 0
+        self.fetches_later = any(isinstance(s, Fetch) for s, _ in walk(launch))
         self.threads = x, y, z = _threads_of(launch, grid)
         self.roles = role_loop(launch) is not None
         # Registers of the threads, some of which the producer gives them.
@@ -235,7 +214,8 @@ class _Module:
         shared, together = k.shared.dynamic, k.bulk.cluster_blocks
         early = tuple(x for x in names if x in self.early)
         size = (gx, gy, gz), self.all_threads
-        made = Launch(symbol, *size, shared, names, boxes, together, early, self.waits)
+        waits = self.waits, self.ranges
+        made = Launch(symbol, *size, shared, names, boxes, together, early, *waits)
         if self.task and boxes:
             raise Unsupported(f"{symbol} takes tensor maps, which belong to a launch")
         if self.task and any(b.scope == "counter" for b in args):
@@ -318,7 +298,8 @@ class _Thread:
         local = {x: b for x, b in buffers.items() if x not in given}
         self.own = own_parts(m.n, m.launch, local)
         self.positions = Positions(self.w, m.all_threads, m.task)
-        self.awaiting = Awaiting(self.w, self.positions, self.c.args, m.task, m.waits)
+        how = m.task, m.waits, m.ranges, m.fetches_later
+        self.awaiting = Awaiting(self.w, self.positions, self.c.args, *how)
         some = m.task or m.roles
         self.sums = ThreadSums(self.w, self.positions, self.shared, m.threads, some)
         self.roles, self.registers = m.roles, m.registers
@@ -346,6 +327,7 @@ class _Thread:
             read = "readonly " if read else ""
             out.append(f"ptr addrspace(1) {alone}{read}align {aligned} %arg{k}")
         out += [f"i64 %dim{k}" for k in range(len(self.c.n.dims))]
+        out += self.awaiting.parameters()
         return [*out, *(f"{MAP} %map{k}" for k in range(len(self.bulk.boxes)))]
 
     def enter(self) -> None:
@@ -569,6 +551,8 @@ class _Thread:
             self.awaiting.wait(s)
             if self.awaiting.task:
                 self.sums.barrier()
+        elif isinstance(s, Fetch):
+            self.awaiting.fetch()
         else:
             self.bulk.commit()
 
@@ -576,16 +560,6 @@ class _Thread:
         if isinstance(s, While):
             raise Unsupported(f"while {s.name} waits for another block, which may not be running")
         raise Unsupported("reports and assertions inside code for a GPU")
-
-
-def blocks_of(x: Launch, sizes: dict[str, int]) -> tuple[int, int, int]:
-    """How many blocks a launch has for given sizes."""
-    a, b, c = (int(D.evaluate(d, sizes)) for d in x.blocks)
-    return a, b, c
-
-
-def scratch_bytes(b: Buffer, sizes: dict[str, int]) -> int:
-    return prod(int(D.evaluate(d, sizes)) for d in b.shape) * b.dtype.bytes
 
 
 def _begun_early(launch: tuple[Stmt, ...]) -> frozenset[str]:

@@ -16,7 +16,8 @@ from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.library import library_calls, without_library
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.entry import Action, Branch, Entry, calls_of
-from tilewright.llvm.grid import Launch, emit_kernels
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.launch import Launch
 from tilewright.llvm.tasks import TaskCode, emit_tasks
 from tilewright.runtime.cuda.assembling import assembled
 from tilewright.runtime.cuda.image import (
@@ -68,7 +69,7 @@ class Grids:
     def kernel(self, nest: Nest, group: Group, stages: KernelStages) -> Callable[[], bytes]:
         calls = library_calls(nest)
         legal = stages.legal(without_library(nest), self.target)
-        made = emit_kernels(legal, self.target, waits=self.overlap)
+        made = emit_kernels(legal, self.target, waits=self.overlap, fetches=True)
         names = tuple(b.name for b in (*group.inputs, *group.outputs))
         scratch = tuple(Scratch(b.name, _bytes(b), b.scope == "counter") for b in made.scratch)
         parts = None
@@ -146,7 +147,7 @@ class Grids:
 
 def _task_parts(legal: Nest, target: Target) -> TaskParts:
     try:
-        made = emit_kernels(legal, target, tasks=True)
+        made = emit_kernels(legal, target, tasks=True, fetches=True)
     except Unsupported as why:
         return TaskParts(refused=why.what)
     return TaskParts(made.text.encode(), made.launches)

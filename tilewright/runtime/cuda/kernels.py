@@ -9,7 +9,7 @@ from functools import partial
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir.target import Target
 from tilewright.llvm.bulk_copies import Box
-from tilewright.llvm.grid import Kernels, Launch, blocks_of, scratch_bytes
+from tilewright.llvm.launch import Kernels, Launch, blocks_of, scratch_bytes
 from tilewright.llvm.objects import cached_ptx
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.memory import TensorMap, zero
@@ -89,16 +89,18 @@ class Loaded:
 
 
 def launcher_of(function: Function, x: Launch, dims: Sequence[str]) -> Launcher:
-    """Launches of a kernel that takes addresses, sizes, and tensor maps made of these."""
-    count = len(x.arguments)
+    """Launches of a kernel that takes addresses, sizes, and tensor maps made of these; and what it
+    fetches for others."""
+    count, numbers = len(x.arguments), len(dims) + 2 * x.ranges
     make = partial(_map, function.device, x, dims)
     maps = [MapOf(x.arguments.index(b.buffer), partial(make, b)) for b in x.boxes]
-    return Launcher(function, x.threads, count + len(dims), maps, len(dims))
+    return Launcher(function, x.threads, count + numbers, maps, numbers)
 
 
 def _map(
     device: Device, x: Launch, dims: Sequence[str], b: Box, parameters: Sequence[int]
 ) -> TensorMap:
-    sizes = dict(zip(dims, parameters[len(x.arguments) :], strict=True))
+    first = len(x.arguments)
+    sizes = dict(zip(dims, parameters[first : first + len(dims)], strict=True))
     where = b.described(parameters[x.arguments.index(b.buffer)], sizes)
     return TensorMap(device, b.dtype, b.item, *where, b.box, b.swizzle)

@@ -18,7 +18,7 @@ from tilewright.ir.dim import Dim
 from tilewright.kernel.library import LibraryCall
 from tilewright.kernel.tasks import ARENA, Use
 from tilewright.llvm.entry import Branch, Slot
-from tilewright.llvm.grid import blocks_of
+from tilewright.llvm.launch import blocks_of
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.image import KernelImage, Steps, Work
 from tilewright.runtime.cuda.kernels import launcher_of
@@ -45,6 +45,7 @@ class Planned:
     arguments: tuple[str, ...] = ()
     early: tuple[str, ...] = ()  # arguments that are read before anything of earlier launches
     waits: bool = False  # does it wait for these itself?
+    ranges: int = 0  # of memory that it fetches for later ones: its last values (fetching.py)
 
     def values(self, addresses: Sequence[int]) -> list[int]:
         return [
@@ -209,8 +210,9 @@ class Planner:
         made: list[Planned | PlannedCall] = [_call(c, places, sizes) for c in image.calls]
         for k, x in enumerate(image.launches):
             given = [places[a] for a in x.arguments]
-            base = (*(b for b, _ in given), *dims)
-            source = (*(s for _, s in given), *(FIXED for _ in dims))
+            numbers = (*dims, *(0 for _ in range(2 * x.ranges)))
+            base = (*(b for b, _ in given), *numbers)
+            source = (*(s for _, s in given), *(FIXED for _ in numbers))
             uses = (
                 _use(*places[a], taken[a], a not in only_read, last) for a in x.arguments if known
             )
@@ -225,6 +227,7 @@ class Planner:
                     x.arguments,
                     x.early,
                     x.waits,
+                    x.ranges,
                 )
             )
         return made, room, counters
