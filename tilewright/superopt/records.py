@@ -32,16 +32,26 @@ class Record:
     """What was proved of an equality, how, and in how many seconds."""
 
     rule: str
-    conditions: str
-    method: str
-    points: int  # at which both sides were computed
-    seconds: float
+    conditions: str = ""
+    method: str = ""
+    points: int = 0  # at which both sides were computed
+    seconds: float = 0.0
     digest: str = ""
+    name: str = ""
+    witness: str = ""  # who else says so
 
     def signed(self) -> str:
         """A digest of all that matters: a rule whose record does not fit is not trusted."""
-        said = (VERSION, self.rule, self.conditions, self.method, self.points)
+        said: list[object] = [VERSION, self.rule, self.conditions, self.method, self.points]
+        if self.witness:
+            said.append(self.witness)
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+    @property
+    def witnesses(self) -> list[str]:
+        """Who agrees that it holds."""
+        found = [self.method, f"equal at {self.points} points"] if self.method else []
+        return found + ([self.witness] if self.witness else [])
 
 
 def proved(e: Equality, seed: int = 0) -> Record | str:
@@ -60,32 +70,59 @@ def proved(e: Equality, seed: int = 0) -> Record | str:
     method = NORMAL_FORM
     if not is_exact(e.nodes(Sizes.symbolic(e.symbols), f64)):
         method += "; evaluated within rounding"
-    made = Record(str(e), conditions, method, SIZES * POINTS, seconds)
-    return replace(made, digest=made.signed())
+    return signed(Record(str(e), conditions, method, SIZES * POINTS, seconds))
+
+
+def signed(r: Record, **new: Any) -> Record:
+    """The record with something else in it, and the digest that fits."""
+    changed = replace(r, **new)
+    return replace(changed, digest=changed.signed())
 
 
 def write(path: Path, records: Sequence[Record], **how: Any) -> None:
     """A file of rules, and how they were found."""
-    text = json.dumps({**how, "rules": [asdict(r) for r in records]}, indent=1)
+    kept = [{k: v for k, v in asdict(r).items() if v != ""} for r in records]
+    text = json.dumps({**how, "rules": kept}, indent=1)
     path.write_text(text + "\n")
+
+
+def records(path: Path) -> list[Record]:
+    """The records of a file, whatever they say."""
+    try:
+        found = [Record(**x) for x in json.loads(path.read_text())["rules"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as why:
+        raise Invalid(f"{path} is no file of rules: {why}") from None
+    for k, r in enumerate(found):
+        if not isinstance(r.rule, str):
+            raise Invalid(f"{path} is no file of rules: number {k} is no text: {r.rule!r}")
+    return found
+
+
+def equality(path: Path, k: int, r: Record) -> Equality:
+    """The rule of a record, which is number k of its file."""
+    try:
+        return parse_equality(r.rule)
+    except Invalid as why:
+        raise Invalid(f"rule {k} of {path}: {why.what}", hint=why.hint) from None
+
+
+def named(path: Path, k: int, r: Record) -> str:
+    """What a rule is called: by its file and its place there where it has no name."""
+    return r.name or f"{path.stem}-{k}"
 
 
 def read(path: Path) -> list[Equality]:
     """The rules of a file. One whose record does not fit was edited: it is proved again, and the
     file is refused where that fails."""
-    try:
-        found = [Record(**x) for x in json.loads(path.read_text())["rules"]]
-    except (OSError, ValueError, KeyError, TypeError) as why:
-        raise Invalid(f"{path} is no file of rules: {why}") from None
     out: list[Equality] = []
-    for r in found:
-        e = parse_equality(r.rule)
+    for k, r in enumerate(records(path)):
+        e = equality(path, k, r)
         if r.digest != r.signed():
             again = proved(e)
             if isinstance(again, str):
                 raise Invalid(
-                    f"a rule of {path} was edited and is not proved: {again}: {r.rule}",
-                    hint="correct it or delete it; `tilewright mine` writes files of rules",
+                    f"rule {k} of {path} was edited and is not proved: {again}: {r.rule}",
+                    hint="correct it or delete it; `tilewright prove FILE` judges each rule of one",
                 )
         out.append(e)
     return out

@@ -30,7 +30,14 @@ def parse_equality(text: str) -> Equality:
     """Reads what `str` of an equality writes; both sides must be of one kind."""
     try:
         return _equality(text)
-    except (SyntaxError, TypeError, ValueError) as why:
+    except (
+        SyntaxError,
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as why:
         raise Invalid(f"this is no equality: {text}", hint=str(why)) from None
 
 

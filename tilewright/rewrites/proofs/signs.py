@@ -28,6 +28,7 @@ from tilewright.ir.expr import (
     all_of,
     cast,
     const,
+    extent,
     fn,
     index,
     make_reduce,
@@ -201,7 +202,8 @@ def is_never_negative(forms: Forms, f: Factor) -> bool:
     if isinstance(f, Index):
         return D.nonneg(f.dim)
     if isinstance(f, Reduce):
-        return f.combine in ("max", "min") and _is_sum_of_those(forms, f.body)
+        some = all(D.known_le(1, extent(a)) for a in f.axes)
+        return f.combine in ("max", "min") and some and _is_sum_of_those(forms, f.body)
     if not isinstance(f, Fn):
         return False
     if f.name in ("div", "min"):
