@@ -56,7 +56,7 @@ SHIFTED: dict[str, Numbers] = {"as it is": {}, "any registers": {"ENDS_THREADS":
 WALKS: dict[str, Numbers] = {
     "as it is": {},
     "a row of each block": {"WALKING": 0},
-    "8 blocks": {"WALKING": 1024},
+    "9 blocks": {"WALKING": 1152},
     "10 blocks": {"WALKING": 1280},
 }
 TOTALS: dict[str, Numbers] = {

@@ -131,23 +131,20 @@ def torch_numbers(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).bfloat16()
 
 
-@pytest.mark.parametrize("flattened", [False, True])
-def test_descriptors_of_the_host(monkeypatch: pytest.MonkeyPatch, flattened: bool) -> None:
+@pytest.mark.parametrize("specialise", [False, True])
+def test_descriptors_of_the_host(monkeypatch: pytest.MonkeyPatch, specialise: bool) -> None:
     """Launched as on a GPU, with tensor maps; two blocks walk over four tiles. Maps are made once
-    for an address. Copies of a flattened loop go on while results are stored: a warp of its own
-    issues them."""
+    for an address."""
     m, n, k = 72, 80, 96
     a, b, c = torch_numbers(m, k), torch_numbers(n, k), torch.zeros(m, n).bfloat16()
     f = fresh(load(False)).described_by_host_kernel
-    if not flattened:
-        f.replace_source(f.src.replace("flatten=True", "flatten=False"))
     with tile_gpu(monkeypatch) as library:
         given = [tw.TensorDescriptor.from_tensor(there(x), [64, 64]) for x in (a, b, c)]
         for _ in range(2):
-            made = f[(2,)](*given, m, n, k, 64, 64, 64, 2, False)
+            made = f[(2,)](*given, m, n, k, 64, 64, 64, 2, specialise)
         assert library.calls.count("cuTensorMapEncodeTiled") == 2
     assert "by nvptx.bulk.2.bf16" in made.asm["nest"]
-    assert ("Roles(" in made.asm["trace"]) is flattened
+    assert ("Roles(" in made.asm["trace"]) is specialise
     torch.testing.assert_close(c.double(), a.double() @ b.double().T, rtol=2e-2, atol=2e-1)
 
 

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tilewright import ops
+from tilewright import ops, rewrites
 from tilewright.base.errors import Invalid
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Input, Node, input, topological
@@ -222,6 +222,24 @@ def test_deep_graphs_with_shared_values() -> None:
     for _ in range(1100):
         x = make("add", make("neg", x), x)
     assert cheapest(Classes((x,)), (x,), cost).cost == pytest.approx(1100 * 3)
+
+
+def test_operands_of_any_number_match_other_members() -> None:
+    """Three tensors turn out to be slices of one: put together they are that one."""
+    whole = tensor("w", 9)
+    parts = [tensor(n) for n in "abc"]
+    joined = ops.concat(parts, 0)
+    classes = Classes((joined, whole))
+    for k, n in enumerate(parts):
+        part = ops.slice(whole, 0, 3 * k, 3 * k + 3)
+        classes.add(part)
+        classes.join(n, part, SAID)
+    classes.settle()
+    (rule,) = (r for r in rewrites.all_rules() if r.name == "concat-slices")
+    (all_of_it,) = (r for r in rewrites.all_rules() if r.name == "slice-all")
+    saturate(classes, [rule, all_of_it])
+    assert classes.leader(joined) is classes.leader(whole)
+    assert [p.rule for p in classes.why([(joined, whole)])].count("said") == 3
 
 
 def test_what_floats_cannot_follow_is_not_searched() -> None:

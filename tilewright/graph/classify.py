@@ -16,8 +16,8 @@ from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value
-from tilewright.ir.node import Constant, Input, Item, Node, Op
-from tilewright.ir.operator import definition, is_composed, stages
+from tilewright.ir.node import Constant, Input, Item, Node, Op, topological
+from tilewright.ir.operator import composition, definition, is_composed, stages
 from tilewright.ir.positions import linear_index
 from tilewright.ir.scalar import cost_of
 from tilewright.ir.types import TensorType, TupleType, Type
@@ -77,6 +77,13 @@ _OPAQUE = Facts("program")
 def classify(n: Node) -> str:
     """map, view, reduce, contract, program or source; an item counts with its program."""
     return facts(n).kind
+
+
+def contractions(n: Node) -> int:
+    """How many sums of products it is computed by, itself or what it is written in terms of."""
+    if is_composed(n.op):
+        return sum(map(contractions, topological(composition(n), stop=n.inputs)))
+    return facts(n).kind == "contract"
 
 
 def facts(n: Node) -> Facts:

@@ -43,7 +43,7 @@ ANY_ORDER = ("independent", "parallel")
 # shared: one per block of threads; counter: global memory, zero before and after every launch, by
 # which blocks know that they are the last (steps/finish_last.py); stack, heap, let: local, of legal
 # nests (memory.py and hoist.py of kernel/legal/); the others are explained at group.Buffer
-NEST_ROLES = ("product", "scan", "gathered", "described", "specialised", "flattened")
+NEST_ROLES = ("product", "scan", "gathered", "described", "specialised")
 SCOPES = ("in", "out", "local", "register", "stack", "heap", "let", "shared", "counter", "memory")
 
 # What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.
@@ -235,8 +235,7 @@ class Nest:
     precision: str = "reassociate"  # what steps may do to sums of floats; see group.Group
     # What a stage, a loop or an argument is, as the kernel's author said it, where its statements
     # do not show it: a "product" of tiles, a loop of a "scan", memory that was "described" as an
-    # array to be read in boxes, a loop whose copies a "specialised" warp should issue, one that is
-    # "flattened" with those in it: their copies should go on when an iteration of it begins.
+    # array to be read in boxes, a loop whose copies a "specialised" warp should issue.
     roles: tuple[tuple[str, str], ...] = ()
 
     def buffer(self, name: str) -> Buffer:

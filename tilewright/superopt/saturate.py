@@ -15,12 +15,16 @@ from tilewright.superopt.classes import Because, Classes, Pair
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may use. A rule that matches too often in one round rests in the next."""
+    """What a search may use. Counts end it, so that it finds the same each time; seconds are a last
+    resort. A rule that matches too often in one round rests in the next."""
 
-    seconds: float = 10.0
+    seconds: float = 60.0
     members: int = 20_000  # beside those of the graph itself
     rounds: int = 12
     matches: int = 2_000
+    choices: int = 2_000  # parts of the space of choices that a solver looks at
+    graphs: int = 400  # that are taken out of a queue
+    worse: float = 1.05  # than the best one: what costs more joins no queue
 
 
 BUDGET = Budget()
@@ -49,6 +53,7 @@ def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -
     applied: Counter[str] = Counter()
     resting: dict[str, int] = {}  # until which round
     owed: dict[str, set[Node]] = {}  # members that a rule that rests has not seen
+    seen = {r.name: _Seen() for r in rules}
     for k in range(budget.rounds):
         near = _within(classes, far)
         left: dict[str, set[Node]] = {}
@@ -65,7 +70,7 @@ def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -
                     if resting.get(rule.name, 0) > k:
                         left.setdefault(rule.name, set()).add(n)
                         continue
-                    for out, m in rule.everywhere(n, classes.members):
+                    for out, m in rule.everywhere(n, classes.members, seen[rule.name].add):
                         found.append((m, out, Because(rule.label, _taken(classes, m))))
                         counts[rule.name] += 1
             if late := time.monotonic() > until:
@@ -86,6 +91,19 @@ def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -
     return Saturated("rounds", budget.rounds, applied)
 
 
+class _Seen:
+    """Matches of a rule that were tried: operators, and what variables stand for."""
+
+    def __init__(self) -> None:
+        self._known: set[object] = set()
+
+    def add(self, m: Match) -> bool:
+        """Is it new?"""
+        key, before = (m.nodes, *m.bindings.values()), len(self._known)
+        self._known.add(key)
+        return len(self._known) > before
+
+
 def _taken(classes: Classes, m: Match) -> tuple[Pair, ...]:
     """Operands of what a rule matched, each with the member of its class that was taken."""
     leaders = [classes.leader(n) for n in m.nodes]
@@ -94,6 +112,10 @@ def _taken(classes: Classes, m: Match) -> tuple[Pair, ...]:
         if n is not leaders[k]:
             operands = (x for earlier in m.nodes[:k] for x in earlier.inputs)
             out.append((next(x for x in operands if classes.leader(x) is leaders[k]), n))
+    for rest in m.bindings.values():
+        if isinstance(rest, tuple):  # operands of any number
+            several = [n for n in rest if isinstance(n, Node)]
+            out += ((x, n) for n in several if (x := classes.leader(n)) is not n)
     return tuple(out)
 
 

@@ -1,9 +1,10 @@
 """`optimize="search"`: a program by the graph that a search found, where a clock says so.
 
-The search orders graphs by an estimate. What it prefers is compiled beside what the default passes
-make, both run in turn on random inputs, and the faster one is taken. Where other programs compute
-layers faster (`faster_layers.py`), a third one has these. The answer is kept in the cache, so that
-the next process compiles only the one that was taken.
+The search orders graphs by an estimate, and by what operators take that were measured alone
+(`operator_seconds.py`). What it prefers is compiled beside what the default passes make, both run
+in turn on random inputs, and the faster one is taken. Where other programs compute layers faster
+(`faster_layers.py`), a third one has these. The answer is kept in the cache, so that the next
+process compiles only the one that was taken.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tilewright.base.events import Log
 from tilewright.driver.program.arrays import random_inputs, run_arrays
 from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.faster_layers import Layers, place
+from tilewright.driver.program.operator_seconds import OperatorSeconds
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.program_cache import key_of
 from tilewright.ir.node import Graph
@@ -32,7 +34,7 @@ ROUNDS = 15  # in which both programs run, in turn
 CALLS_FOR = 2e-3  # seconds of calls in a round
 # A program that is not clearly faster is not taken: clocks are noisy.
 CLEARLY = 0.98
-
+_SIMPLER = ("Simplify", "BatchNormFold", "FewerProducts")
 
 Compile = Callable[[Graph, Options, Log], Program]
 
@@ -56,15 +58,19 @@ def searched(
     if listed is given:
         plain = replace(plain, passes=listed.without(Search.name))
     sought = replace(plain, passes=listed)
+    by = sought
     cache = Cache.from_knobs(log)
     key = f"search\n{key_of(graph, sought, target)}" if cache.enabled else None
     known = cache.get("searched", key) if key is not None else None
     if known is not None:
         *numbers, text = json.loads(known)
         found = Measured(*numbers)
-        by = replace(plain, passes=Pipeline.parse(text)) if found.taken else plain
-        program = compile_graph(graph, by, log)
+        by = replace(plain, passes=Pipeline.parse(text))
+        program = compile_graph(graph, by if found.taken else plain, log)
     else:
+        operators = OperatorSeconds(plain, log, target, compile_graph, cache, interleaved)
+        listed = operators.used(graph, listed)
+        by = sought = replace(plain, passes=listed)
         measure = Layers(plain, log, target, compile_graph, cache, medians, CLEARLY)
         layers = measure.faster(graph, listed)
         tried = [plain, sought]
@@ -78,12 +84,13 @@ def searched(
             before, *others = medians(graph, programs)
             best = 1 + others.index(min(others))
             found = Measured(before, min(others), len(layers) if best == 2 else 0)
+            by = tried[best]
         if key is not None:
-            text = str(tried[best].passes) if found.taken else ""
-            cache.put("searched", key, json.dumps([*astuple(found), text]).encode())
+            cache.put("searched", key, json.dumps([*astuple(found), str(by.passes)]).encode())
         program = programs[best if found.taken else 0]
     said = f"{graph.name}: {found}"
-    log.add("search", said, detail=not found.before, measured=found, graph=graph)
+    of = {"measured": found, "graph": graph, "passes": by.passes}
+    log.add("search", said, detail=not found.before, **of)
     return program
 
 
@@ -116,7 +123,7 @@ def with_search(listed: Pipeline) -> Pipeline:
     if Search.name in names:
         return listed
     early = names[: names.index("Decompose")] if "Decompose" in names else names
-    at = max((k + 1 for k, n in enumerate(early) if n in ("Simplify", "BatchNormFold")), default=0)
+    at = max((k + 1 for k, n in enumerate(early) if n in _SIMPLER), default=0)
     return Pipeline((*found[:at], Search(), *found[at:]))
 
 
@@ -131,11 +138,16 @@ def medians(graph: Graph, programs: Sequence[Program]) -> list[float]:
     calls: list[Callable[[], object]] = []
     for p in (Program(p.data) for p in programs):
         calls.append(lambda p=p: run_arrays(p, arrays))
+    return interleaved(calls)
+
+
+def interleaved(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Seconds of each call, the median of rounds in which they are made in turn."""
     counts = []
     for call in calls:
         call()  # weights are derived
         counts.append(max(1, int(CALLS_FOR / _seconds(call, 3))))
-    times: list[list[float]] = [[] for _ in programs]
+    times: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
         for k, call in enumerate(calls):
             times[k].append(_seconds(call, counts[k]))

@@ -40,8 +40,8 @@ COUNTING = 2500  # until a block knows that it is the last one
 READS = 32  # bytes that a block reads in a cycle, of what others have just written
 BANDWIDTH = 2400  # and all blocks together
 MOST = 1 << 16  # elements that one block reduces
-# Threads of a multiprocessor that walk over rows, with 56 registers each; 0: a block has one row.
-WALKING: int = 1152
+# Threads of a multiprocessor that walk over rows, with 64 registers each; 0: a block has one row.
+WALKING: int = 1024
 FEWEST = 2  # rows of a block that walks
 BESIDE = 8  # loads of a thread, for each total, that are on their way at a time
 

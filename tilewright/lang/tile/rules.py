@@ -440,9 +440,7 @@ SIGNATURES: Mapping[str, Signature] = {
     "cas": Signature((3, 3), optional=_SHARED, rule=_cas),
     "print": Signature(_ANY, _NONE, optional={"prefix": "str", "hex": "bool"}),
     "assert": Signature((1, 1), _NONE, optional={"message": "str", "always": "bool"}, rule=_assert),
-    "for": Signature(
-        (3, MANY), _ANY, {}, {"specialised": "bool", "flattened": "bool"}, ("do",), _for
-    ),
+    "for": Signature((3, MANY), _ANY, {}, {"specialised": "bool"}, ("do",), _for),
     "if": Signature((1, 1), _ANY, blocks=("then", "else"), rule=_if),
     "while": Signature(_ANY, _ANY, blocks=("test", "do"), rule=_while),
 }

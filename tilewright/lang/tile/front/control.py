@@ -268,8 +268,7 @@ class Control(Expressions):
         wide = made[0].handle.type.dtype
         for t in made[1:]:
             wide = _wider(wide, t.handle.type.dtype)
-        asked = {"specialised": counter.warp_specialize, "flattened": counter.flatten_loops}
-        advice = {name: True for name, x in asked.items() if unwrap(x)}
+        advice = {"specialised": True} if unwrap(counter.warp_specialize) else {}
         return [t.to(dtype_of(wide)) for t in made], advice
 
     def _while(self, node: ast.While) -> None:

@@ -88,9 +88,8 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
     block, carried = o.blocks[0], o.args[3:]
     loop = D.var(low.fresh("for"), trips)
     low.positions.count(D.the_sym(loop), first, by, end)
-    for role in ("specialised", "flattened"):
-        if o.attrs.get(role):
-            low.has_role(role, D.the_sym(loop).name)
+    if o.attrs.get("specialised"):
+        low.has_role("specialised", D.the_sym(loop).name)
     steps = steps_of(low, block, carried)
     names: list[str | None] = []
     for k, v in enumerate(carried):
