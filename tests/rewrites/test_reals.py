@@ -49,7 +49,24 @@ long, empty = tensor("l", M, N + K), tensor("e", M, D.sym("o", 0))
 twice = tensor("t", M, 2 * K)
 some = tensor("a", M, K)
 
+square, other = tensor("q", M, M), tensor("u", M, M)
+turned = ops.permute(square, (1, 0))
+
+
+def inside(v: Node) -> Node:
+    """A sum of functions of sums."""
+    return ops.sum(ops.tanh(ops.sum(v, (1,), False)), (0,), False)
+
+
 TRUE = {
+    "sums of functions of sums": (
+        inside(add(square, turned)),
+        inside(add(turned, square)),
+    ),
+    "functions of more sums or fewer": (
+        top(ops.tanh(ops.matmul(square, add(square, other)))),
+        top(ops.tanh(add(ops.matmul(square, square), ops.matmul(square, other)))),
+    ),
     "a sum in parts": (row(long), add(row(cut(long, 0, N)), row(cut(long, N, N + K)))),
     "parts in the other order": (row(long), add(row(cut(long, 0, K)), row(cut(long, K, N + K)))),
     "a maximum in parts": (
@@ -91,6 +108,11 @@ TRUE = {
     "what is compared": (ops.where(ops.lt(exp(x), 0.0), y, z), z),
 }
 FALSE = {
+    "sums within sums": (inside(square), inside(turned)),
+    "products within sums": (
+        row(ops.tanh(ops.matmul(square, square))),
+        row(ops.tanh(ops.matmul(square, turned))),
+    ),
     "parts that overlap": (row(long), add(row(cut(long, 0, N)), row(cut(long, N - 1, N + K)))),
     "parts that are swapped": (row(mul(twice, twice)), add(row(mul(some, some)), row(some))),
     "one part": (row(long), row(cut(long, 0, N))),

@@ -117,7 +117,7 @@ class Draw:
         if depth == 0:
             return self.leaf(kind)
         x = self.program(kind, depth - 1)
-        match self.rng.randrange(6):
+        match self.rng.randrange(7):
             case 0:
                 return relu(x)
             case 1:
@@ -128,6 +128,8 @@ class Draw:
                 return turned(self.program((kind[1], kind[0]), depth - 1))
             case 4:
                 return mul(x, self.leaf(()))
+            case 5:  # a function of sums, which may be summed again
+                return apply("tanh", matmul(x, self.leaf((kind[1], kind[1]))))
         return add(x, self.leaf((kind[1],)))
 
 

@@ -103,8 +103,9 @@ def test_judged_by_the_command(file: Path, capsys: pytest.CaptureFixture[str]) -
     assert "distributive" in said and "rules-1" in said and "1 do not hold" in said
     made = file.with_name("made.json")
     assert main(["prove", str(file), "--write", str(made)]) == 2 and not made.exists()
-    given(file, {"rule": TRUE, "name": "distributive"})
+    file.write_text(json.dumps({"seed": 7, "rules": [{"rule": TRUE, "name": "distributive"}]}))
     assert main(["prove", str(file), "--write", str(made)]) == 0
     (kept,) = records(made)
     assert kept.name == "distributive" and kept.digest == kept.signed() and kept.seconds > 0
+    assert json.loads(made.read_text())["seed"] == 7
     assert "Multiplied out" in capsys.readouterr().out

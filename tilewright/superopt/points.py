@@ -23,7 +23,8 @@ from tilewright.rewrites.proofs.prove import difference, inputs_of
 from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.terms import Equality
 
-# Sizes that are tried, and points for each: enough for every sign of a few elements.
+# Sizes that are tried, small ones first, since of images without an inside everything is equal; and
+# points for each: enough for every sign of a few elements.
 SIZES, POINTS = 3, 24
 # Of a whole element, and of bits of a product of them: sums of thousands are exact in float64.
 LARGEST, BITS = 1 << 9, 40
@@ -36,8 +37,8 @@ _WHOLE = frozenset("add sub mul neg max min abs select cast lt le gt ge eq ne an
 def differs(e: Equality, seed: int = 0) -> str | None:
     """Where both sides differ, or None."""
     rng = np.random.default_rng(seed)
-    for _ in range(SIZES):
-        sizes, sides = sized(e, rng)
+    for least in range(1, 1 + SIZES):
+        sizes, sides = sized(e, rng, least)
         exact = is_exact(sides)
         largest = _largest(sides) if exact else 0
         graph = Graph("sides", inputs_of(*sides), sides)
@@ -51,11 +52,13 @@ def differs(e: Equality, seed: int = 0) -> str | None:
     return None
 
 
-def sized(e: Equality, rng: np.random.Generator) -> tuple[dict[str, int], tuple[Node, Node]]:
-    """Random sizes, and both sides with them."""
+def sized(
+    e: Equality, rng: np.random.Generator, least: int = 1
+) -> tuple[dict[str, int], tuple[Node, Node]]:
+    """Random sizes, not below the least, and both sides with them."""
     last = ""
     for k in range(DRAWS):
-        sizes = {name: int(rng.integers(1, 5 + k // 2)) for name in e.symbols}
+        sizes = {name: int(rng.integers(least, least + 4 + k // 2)) for name in e.symbols}
         try:
             return sizes, e.nodes(Sizes(sizes), f64)
         except Invalid as why:  # such as a kernel that is larger than the image

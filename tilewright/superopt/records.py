@@ -86,6 +86,11 @@ def write(path: Path, records: Sequence[Record], **how: Any) -> None:
     path.write_text(text + "\n")
 
 
+def header(path: Path) -> dict[str, Any]:
+    """What a file says of its rules as a whole."""
+    return {k: v for k, v in json.loads(path.read_text()).items() if k != "rules"}
+
+
 def records(path: Path) -> list[Record]:
     """The records of a file, whatever they say."""
     try:

@@ -29,6 +29,7 @@ from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.records import (
     Record,
     equality,
+    header,
     named,
     proved,
     records,
@@ -171,7 +172,8 @@ def show(asked: Asked, console: Console) -> int:
                 " equalities",
                 hint="a file has equalities that hold; name those, or correct the others",
             )
-        write(asked.write, kept)
+        files = [Path(p) for p in asked.names if p.endswith(".json")]
+        write(asked.write, kept, **(header(files[0]) if len(files) == 1 else {}))
     return 1 if wrong else 0
 
 

@@ -80,6 +80,7 @@ READINGS = ("bits", "numbers", "reals")
 MAX_SUMMED = 6
 # From so many on, only those that are used alike change places.
 MANY_SUMMED = 3
+PRIME = "'"
 # Semilattices: the order, the grouping and the number of equal arguments make no difference.
 LATTICE = frozenset(("max", "min", "and", "or"))
 SWAPPED = {"gt": "lt", "ge": "le"}
@@ -109,6 +110,8 @@ class Forms:
         self.exactly = Forms("bits") if reading == "numbers" else self
         self._terms: dict[Value, Terms] = {}
         self._texts: dict[Value, str] = {}
+        self._same: dict[str, Value] = {}
+        self._heights: dict[Value, int] = {}
 
     # ---- a value as terms
 
@@ -168,7 +171,11 @@ class Forms:
             left = self._bounds_apart(v)
             if len(left) == 1:
                 return self.terms(left[0])
-        return atom(v)
+        return atom(self.same(v)) if self.real else atom(v)
+
+    def same(self, v: Value) -> Value:
+        """One value of all that have its normal form: factors that are equal are the same."""
+        return self._same.setdefault(self._factor_text(v, {}), v)
 
     def _bounds_apart(self, v: Fn) -> list[Value]:
         """What a maximum is of, without repetitions and what changes nothing."""
@@ -396,12 +403,42 @@ class Forms:
         if len(t.summed) > MAX_SUMMED:
             raise Unsupported(f"{len(t.summed)} summed indices are too many for a normal form")
         texts = []
-        for heads, table in _orders(t.summed, "Σ", signature=self._signatures(t)):
+        # Functions of sums have sums of their own: those have fewer primes.
+        prefix = f"Σ{PRIME * self._height_within(t)}" if t.summed else ""
+        for heads, table in _orders(t.summed, prefix, signature=self._signatures(t)):
             tests = {self._factor_text(f, table) for f in t.factors if is_test(f)}
             values = [self._factor_text(f, table) for f in t.factors if not is_test(f)]
             text = "*".join((*sorted(tests), *sorted(values)))
             texts.append(f"sum<{heads}>{text}" if heads else text)
         return min(texts)
+
+    def _height(self, v: Value) -> int:
+        """How deep sums and other reductions stand in each other in a normal form, so that bound
+        indices of those that do have names of their own."""
+        found = self._heights.get(v)
+        if found is None:
+            parts = self.simplified(self.terms(v), v.dtype)
+            found = max((bool(t.summed) + self._height_within(t) for t in parts), default=0)
+            if self.exactly is not self:
+                found = max(found, self.exactly._height(v))
+            self._heights[v] = found
+        return found
+
+    def _height_within(self, t: Term) -> int:
+        return max(map(self._factor_height, t.factors), default=0)
+
+    def _factor_height(self, f: Factor) -> int:
+        if isinstance(f, Reduce):
+            body, where = f.body, f.body
+            if self.real and isinstance(f.combine, str) and f.combine in LATTICE:
+                body, where = without_neutral(body, identity(f.combine, f.dtype))
+            return 1 + max(self._height(body), self._height(where))
+        if isinstance(f, Fn):
+            return max(map(self._height, f.args), default=0)
+        dims = f.index if isinstance(f, Load) else (f.dim,) if isinstance(f, Index) else ()
+        if isinstance(f, Condition):
+            dims = (f.dim,)
+        return max((self._height(v) for d in dims for v in D.data_values(d)), default=0)
 
     def _signatures(self, t: Term) -> dict[Sym, str]:
         """How each summed index is used, whatever the others are called: fewer orders are left."""
@@ -445,7 +482,7 @@ class Forms:
         fixed = not isinstance(v.combine, str) or (
             v.combine in ("add", "mul") and v.dtype.is_float and not self.real
         )
-        depth = sum(1 for _ in _reductions(v.body))
+        depth = self._factor_height(v) - 1
         name = str(v.combine)
         if not isinstance(v.combine, str):
             name += repr((v.combine.results, v.combine.neutral))
@@ -468,13 +505,6 @@ class Forms:
 
 
 _COMPARISONS = frozenset("lt le gt ge eq ne".split())
-
-
-def _reductions(v: Value) -> Iterator[Value]:
-    if isinstance(v, Reduce):
-        yield v
-    for a in v.args:
-        yield from _reductions(a)
 
 
 def _nothing_between(x: Value, y: Value) -> bool:

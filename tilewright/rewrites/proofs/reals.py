@@ -113,7 +113,7 @@ def inverse(forms: Forms, y: Value) -> Terms:
     out: Terms = number(1 / common.number)
     for f in common.factors:
         assert isinstance(f, Value)
-        out = times(out, atom(_inverse_of_factor(f, y.dtype)))
+        out = times(out, atom(forms.same(_inverse_of_factor(f, y.dtype))))
     if rest == ONE:
         return out
     return times(out, forms.opaque(fn("div", const(1, y.dtype), signs.as_value(rest, y.dtype))))

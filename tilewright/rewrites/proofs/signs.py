@@ -89,9 +89,9 @@ def positive_part(forms: Forms, x: Value) -> Terms | None:
         return None
     outside = (Term(abs(first), (), tuple(common)),)
     if first > 0:
-        inside = atom(fn("max", as_value(rest, x.dtype), const(0, x.dtype)))
+        inside = atom(forms.same(fn("max", as_value(rest, x.dtype), const(0, x.dtype))))
         return times(outside, inside)
-    inside = atom(fn("max", as_value(rest, x.dtype), const(0, x.dtype)))
+    inside = atom(forms.same(fn("max", as_value(rest, x.dtype), const(0, x.dtype))))
     return times(outside, minus(inside, rest))
 
 
@@ -133,7 +133,7 @@ def larger(forms: Forms, v: Fn) -> Terms | None:
     rests = [
         as_value(tuple(t for key, t in o.items() if key not in common), v.dtype) for o in found
     ]
-    return tuple(common.values()) + atom(reduce(lambda a, b: fn(v.name, a, b), rests))
+    return tuple(common.values()) + atom(forms.same(reduce(lambda a, b: fn(v.name, a, b), rests)))
 
 
 def flat(v: Fn) -> Iterator[Value]:
@@ -222,11 +222,11 @@ def _is_sum_of_those(forms: Forms, v: Value) -> bool:
 
 
 def _common(forms: Forms, parts: Terms) -> list[Factor]:
-    """Factors of all terms that are never negative, squares too, and no function of summed
-    indices."""
+    """Factors of all terms that are never negative, squares and tests too, and no function of
+    summed indices."""
     out: list[Factor] = []
     for f in dict.fromkeys(parts[0].factors):
-        if is_test(f) or any(set(t.summed) & symbols(f) for t in parts):
+        if any(set(t.summed) & symbols(f) for t in parts):
             continue
         count = min(t.factors.count(f) for t in parts)
         out += [f] * (count if is_never_negative(forms, f) else count - count % 2)

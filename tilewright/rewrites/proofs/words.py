@@ -53,5 +53,6 @@ def _product(key: str) -> str:
     body = _plain(body).replace("*", " · ") or "1"
     if sizes is None:
         return body
-    over = ", ".join(f"Σ{k} < {n}" for k, n in enumerate(sizes.group(1).split(",")))
+    primes = max(re.findall(r"Σ('*)", body), default="")  # the outermost sum has the most
+    over = ", ".join(f"Σ{primes}{k} < {n}" for k, n in enumerate(sizes.group(1).split(",")))
     return f"sum over {over} of {body}"
