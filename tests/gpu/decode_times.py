@@ -5,18 +5,14 @@ time of one goes.
     python -m tests.gpu.decode_times                      # all forms
     python -m tests.gpu.decode_times --forms early,timed --phases
     python -m tests.gpu.decode_times --forms overlap --resident 2
-    python -m tests.gpu.decode_times --forms graph,overlap,whole --fetch 0,16,24,32,24+8
 
 Lines are printed as they are found, with the seconds since the beginning; the last ones are a table
 of all forms, timed in turn, whose results were compared with those of the first one. Forms: `early`
 is one kernel whose tasks begin before they wait, `timed` the same with the time at which each phase
 ends, shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels,
 `waiting` the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap`
-one of kernels that copy first, and then wait; in `all overlap` others wait themselves, too, and in
-`whole` (`early whole`) a row of attention is one block. By `--fetch`, launches of forms that begin
-early fetch so many MiB for later ones: after one of few blocks + after others + where the later one
-reads so much (runtime/cuda/fetching.py). Programs are cached by what they are, not by such details:
-set TILEWRIGHT_CACHE=off.
+one of kernels that copy first, and then wait; in `all overlap` others wait themselves, too.
+Programs are cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
 """
 
 from __future__ import annotations
@@ -25,7 +21,6 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -39,42 +34,28 @@ from tests.gpu.phase_times import replay_of, rows
 from tests.gpu.timing import medians
 from tilewright import targets
 from tilewright.base import knobs
-from tilewright.kernel.defaults import grid_row_blocks, grid_streams
+from tilewright.kernel.defaults import grid_streams
 from tilewright.llvm import tasks as layout
-from tilewright.runtime.cuda.fetching import LEAST, MOST, SOME, fetching
-from tilewright.runtime.cuda.plan import Planned
 from tilewright.runtime.cuda.program import CudaProgram
-from tilewright.runtime.cuda.replay import Replay
-from tilewright.runtime.cuda.tasks import begins_early
+
+Step = Callable[[], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Form:
     """How the step is compiled: options; whether all kernels wait for the one before themselves,
-    whether it is written down when phases end, and the most blocks of a row of attention."""
+    and whether it is written down when phases end."""
 
     options: dict[str, Any]
     waiting: bool = False
     timed: bool = False
-    parts: int = grid_row_blocks.MOST_PARTS
-
-    @property
-    def fetches(self) -> bool:
-        return self.options.get("choose") != "default"
-
-    @property
-    def alone(self) -> bool:
-        """Do other processes compile something else?"""
-        return self.timed or self.parts != Form.parts
 
 
 FORMS: dict[str, Form] = {
     "graph": Form({"choose": "default"}),
     "overlap": Form({"choose": "early"}),
-    "whole": Form({"choose": "early"}, parts=1),
     "all overlap": Form({"choose": "early"}, waiting=True),
     "early": Form({"one_kernel": True}),
-    "early whole": Form({"one_kernel": True}, parts=1),
     "timed": Form({"one_kernel": True}, timed=True),
     "plain": Form({"one_kernel": True, "choose": "default"}),
     "waiting": Form({"choose": "default"}, waiting=True),
@@ -158,9 +139,8 @@ def difference(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> flo
 def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) -> Any:
     """A form that has run, if its results are near eager's."""
     own = FORMS[form]
-    layout.TIMED, grid_row_blocks.MOST_PARTS = own.timed, own.parts
-    alone = knobs.compile_processes.override(False) if own.alone else nullcontext()
-    with torch.no_grad(), alone, knobs.overlap.override(own.waiting):
+    layout.TIMED = own.timed
+    with torch.no_grad(), knobs.overlap.override(own.waiting):
         fast = tw.compile(net, **own.options)
         got, want = [fast(*inputs) for _ in range(3)][-1], net(*inputs)
     off = difference(got, want)
@@ -176,60 +156,19 @@ def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) 
     return fast
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A call on the same inputs as all others, the tensors that have its results then, and what
-    owns its memory."""
-
-    call: Callable[[], object]
-    results: Sequence[torch.Tensor]
-    owner: object
-
-
-def fetches(
-    fast: Any, inputs: tuple[torch.Tensor, ...], sizes: Sequence[str]
-) -> Iterator[Contender]:
-    """The launches of a form that has run, with so many MiB that are fetched for later ones: by one
-    after few blocks + by others + where a later one reads so much. Each gives the same results as
-    the form, where the form's latest call left them."""
-    results = fast(*inputs)
-    (made,) = fast.units[0].programs
-    (room,) = made._rooms.values()
-    (shape,) = room.shapes.values()
-    addresses, device = shape.graphs[0].addresses, made.machine.device
-    assert {x.data_ptr() for x in results} <= set(addresses), "results are elsewhere"
-    stream = made.machine.stream()
-    multiprocessors = dict(device.facts)["multiprocessors"]
-    for size in sizes:
-        mib = [*(int(x) << 20 for x in size.split("+")), 0, 0][:3]
-        found = fetching(shape.plan.straight, multiprocessors, *mib)
-        own = [p for p in found if isinstance(p, Planned)]
-        assert len(own) == len(found), "a library computes a part of it"
-        if made.tasks is not None:
-            replay = made.tasks.replay(own, addresses)
-        else:
-            launches = [(p.launcher, p.blocks, p.values(addresses)) for p in own]
-            replay = Replay(device, launches, early=begins_early(own, addresses))
-        yield Contender(partial(replay, stream), results, fast)
-
-
-def table(found: dict[str, Contender], moved: int, rounds: int) -> None:
+def table(forms: dict[str, Step], moved: int, rounds: int) -> None:
     """Times in turn, and results beside those of the first one."""
     off: dict[str, float] = {}
-    want: list[torch.Tensor] = []
-    for name, x in found.items():
-        for y in x.results:
-            y.zero_()
-        x.call()
-        torch.cuda.synchronize()
-        got = [y.clone() for y in x.results]
+    want: Sequence[torch.Tensor] = ()
+    for form, call in forms.items():
+        got = call()
         want = want or got
-        off[name] = difference(got, want)
-    times = medians({name: [x.call] for name, x in found.items()}, rounds)
-    say(f"{'form':>24} {'us':>6} {'TB/s':>5}  differs by")
-    for name, t in times.items():
-        wrong = "" if off[name] < NEAR else "  WRONG"
-        say(f"{name:>24} {t * 1e6:6.0f} {moved / t / 1e12:5.2f}  {off[name]:.4f}{wrong}")
+        off[form] = difference(got, want)
+    times = medians({form: [call] for form, call in forms.items()}, rounds)
+    say(f"{'form':>12} {'us':>6} {'TB/s':>5}  differs by")
+    for form, t in times.items():
+        wrong = "" if off[form] < NEAR else "  WRONG"
+        say(f"{form:>12} {t * 1e6:6.0f} {moved / t / 1e12:5.2f}  {off[form]:.4f}{wrong}")
 
 
 def timeline(made: CudaProgram) -> None:
@@ -270,8 +209,6 @@ def main() -> None:
     parser.add_argument("--phases", action="store_true", help="each kind of phases alone")
     parser.add_argument("--resident", type=int, help="blocks of a multiprocessor that copy early")
     parser.add_argument("--predict", action="store_true", help="only what is expected")
-    default = "+".join(str(x >> 20) for x in (MOST, SOME, LEAST))
-    parser.add_argument("--fetch", default=default, help="MiB, separated by commas")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rate", type=float, default=4.2e12, help="bytes a second of memory")
     given = parser.parse_args()
@@ -284,22 +221,19 @@ def main() -> None:
         grid_streams.RESIDENT = given.resident
     net, inputs = example(size, torch.bfloat16, "cuda")
     say("the model is there")
-    sizes = given.fetch.split(",")
-    found: dict[str, Contender] = {}
+    found: dict[str, Step] = {}
     with torch.no_grad():
         for form in given.forms.split(","):
             try:
                 fast = compiled(net, form, inputs)
                 (made,) = fast.units[0].programs
-                each = zip(sizes, fetches(fast, inputs, sizes), strict=True)
-                own = {f"{form}, {x} MiB": y for x, y in each}
-                found |= own if FORMS[form].fetches else {form: next(iter(own.values()))}
-                call = next(iter(own.values())).call
+                call = partial(fast, *inputs)
                 say(f"{form}: {medians({form: [call]}, 20)[form] * 1e6:.0f} us")
                 if FORMS[form].timed:
                     timeline(made)
                 if made.tasks is not None and given.phases:
                     by_phase(made, call)
+                found[form] = call
             except Exception as why:  # the other forms are worth their time
                 say(f"{form}: {type(why).__name__}: {why}")
         table(found, sum(x.bytes for x in expected(size)), given.rounds)

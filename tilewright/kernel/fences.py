@@ -43,8 +43,3 @@ class Await:
     """A task waits here for earlier launches. Inputs `fetched` come to the cache meanwhile."""
 
     fetched: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """A block has begun its last copies, and fetches for later launches (else at its Await)."""

@@ -19,7 +19,7 @@ from tilewright.ir.combine import Combine, Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Rewriter, Value, extent, loads
 from tilewright.kernel.axis import Axis, axis_named, first_name
-from tilewright.kernel.fences import Acquire, Await, Barrier, Commit, Fetch, Release, Wait
+from tilewright.kernel.fences import Acquire, Await, Barrier, Commit, Release, Wait
 from tilewright.kernel.group import Buffer, Group, Stage
 from tilewright.kernel.guards import copied
 
@@ -219,10 +219,10 @@ class Report:
     condition: Value | None = None
 
 
-Fence = Union[Barrier, Commit, Wait, Acquire, Release, Await, Fetch]
+Fence = Union[Barrier, Commit, Wait, Acquire, Release, Await]
 Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
 # What orders the threads of a block, and computes nothing.
-FENCES = (Barrier, Commit, Wait, Acquire, Release, Await, Fetch)
+FENCES = (Barrier, Commit, Wait, Acquire, Release, Await)
 BRANCHES = (If, While, Atomic, Report)  # what steps do not move anything across
 
 

@@ -64,7 +64,6 @@ from tilewright.kernel.nest import (
     Await,
     Barrier,
     Commit,
-    Fetch,
     If,
     Loop,
     Nest,
@@ -199,8 +198,6 @@ def line_text(s: Stmt) -> str:
         return f"release {s.pending}"
     if isinstance(s, Await):
         return " ".join(("await", *s.fetched))
-    if isinstance(s, Fetch):
-        return "fetch"
     if isinstance(s, Prefetch):
         extra = [("lines", s.lines), ("level", s.level)]
         return f"prefetch {value_text(s.load)}" + "".join(f" {x} {k}" for x, k in extra if k > 1)
@@ -446,8 +443,6 @@ def _read_body(
             out.append(Acquire(int(rest)) if word == "acquire" else Release(int(rest)))
         elif word == "await":
             out.append(Await(tuple(rest.split())))
-        elif line == "fetch":
-            out.append(Fetch())
         elif word == "prefetch":
             at, _, level = rest.partition(" level ")
             at, _, many = at.partition(" lines ")

@@ -30,7 +30,6 @@ from tilewright.kernel.nest import (
     Await,
     Barrier,
     Fence,
-    Fetch,
     Loop,
     Nest,
     Release,
@@ -53,7 +52,7 @@ from tilewright.kernel.threads import (
     thread_chain,
 )
 from tilewright.llvm.async_copies import AsyncCopies
-from tilewright.llvm.awaiting import AWAITED, RANGES, Awaiting
+from tilewright.llvm.awaiting import AWAITED, Awaiting
 from tilewright.llvm.body import Body
 from tilewright.llvm.bulk_copies import BARRIER, MAP, BulkCopies, barriers
 from tilewright.llvm.combine import ThreadSums
@@ -90,24 +89,18 @@ TRAITS = Traits(
 
 
 def emit_kernels(
-    n: Nest,
-    target: Target,
-    alignment: int = 16,
-    tasks: bool = False,
-    waits: bool = False,
-    fetches: bool = False,
+    n: Nest, target: Target, alignment: int = 16, tasks: bool = False, waits: bool = False
 ) -> Kernels:
     """The module of a nest that is legal for the target (kernel/legal/). Arguments whose addresses
     are not multiples of 16 bytes need one that was made with a smaller `alignment`. As `tasks` its
     launches are functions that a block of another kernel calls (llvm/tasks.py). A kernel that
-    `waits` for earlier ones itself does it where it begins, unless its nest says where; it then may
-    be told what it `fetches` for later ones."""
+    `waits` for earlier ones itself does it where it begins, unless its nest says where."""
     grid = target.grid
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
     metadata = Metadata()
     found = [
-        _Module(n, target, grid, launch, alignment, metadata, tasks, waits, fetches)
+        _Module(n, target, grid, launch, alignment, metadata, tasks, waits)
         for launch in launches(n.body)
         if any(not isinstance(s, Alloc) for s in launch)
     ]
@@ -151,7 +144,6 @@ class _Module:
         metadata: Metadata,
         task: bool,
         waits: bool,
-        fetches: bool,
     ) -> None:
         self.task = task
         self.n, self.target, self.grid, self.alignment = n, target, grid, alignment
@@ -171,8 +163,6 @@ class _Module:
         possible = "dependents" in grid.has and not task
         self.waits = possible and (said or waits)
         self.waits_first = possible and waits and not said
-        self.ranges = RANGES if fetches and said and "tma" in grid.has else 0
-        self.fetches_later = any(isinstance(s, Fetch) for s, _ in walk(launch))
         self.threads = x, y, z = _threads_of(launch, grid)
         self.roles = role_loop(launch) is not None
         # Registers of the threads, some of which the producer gives them.
@@ -214,8 +204,7 @@ class _Module:
         shared, together = k.shared.dynamic, k.bulk.cluster_blocks
         early = tuple(x for x in names if x in self.early)
         size = (gx, gy, gz), self.all_threads
-        waits = self.waits, self.ranges
-        made = Launch(symbol, *size, shared, names, boxes, together, early, *waits)
+        made = Launch(symbol, *size, shared, names, boxes, together, early, self.waits)
         if self.task and boxes:
             raise Unsupported(f"{symbol} takes tensor maps, which belong to a launch")
         if self.task and any(b.scope == "counter" for b in args):
@@ -298,8 +287,7 @@ class _Thread:
         local = {x: b for x, b in buffers.items() if x not in given}
         self.own = own_parts(m.n, m.launch, local)
         self.positions = Positions(self.w, m.all_threads, m.task)
-        how = m.task, m.waits, m.ranges, m.fetches_later
-        self.awaiting = Awaiting(self.w, self.positions, self.c.args, *how)
+        self.awaiting = Awaiting(self.w, self.positions, self.c.args, m.task, m.waits)
         some = m.task or m.roles
         self.sums = ThreadSums(self.w, self.positions, self.shared, m.threads, some)
         self.roles, self.registers = m.roles, m.registers
@@ -327,7 +315,6 @@ class _Thread:
             read = "readonly " if read else ""
             out.append(f"ptr addrspace(1) {alone}{read}align {aligned} %arg{k}")
         out += [f"i64 %dim{k}" for k in range(len(self.c.n.dims))]
-        out += self.awaiting.parameters()
         return [*out, *(f"{MAP} %map{k}" for k in range(len(self.bulk.boxes)))]
 
     def enter(self) -> None:
@@ -551,8 +538,6 @@ class _Thread:
             self.awaiting.wait(s)
             if self.awaiting.task:
                 self.sums.barrier()
-        elif isinstance(s, Fetch):
-            self.awaiting.fetch()
         else:
             self.bulk.commit()
 

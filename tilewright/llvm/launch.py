@@ -15,9 +15,8 @@ from tilewright.llvm.bulk_copies import Box
 class Launch:
     """One kernel: its name, its blocks (functions of the sizes), the threads of a block, bytes of
     shared memory to allocate, the buffers that it takes, the tensor maps that it takes last, the
-    buffers that are read before it needs anything of earlier launches (kernel/early.py), whether it
-    waits for these itself, and how many ranges of memory it fetches meanwhile for later ones: an
-    address and the bytes of a block each, after the sizes."""
+    buffers that are read before it needs anything of earlier launches (kernel/early.py), and
+    whether it waits for these itself."""
 
     symbol: str
     blocks: tuple[Dim, Dim, Dim]
@@ -28,7 +27,6 @@ class Launch:
     cluster: int = 1  # neighbouring blocks along x that run at the same time
     early: tuple[str, ...] = ()
     waits: bool = False
-    ranges: int = 0
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ STATIC = 4096  # bytes of shared memory besides that of tasks, at most
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of tasks: its function, the threads that take part, the buffers and sizes it takes
-    (and what it fetches for later ones); can it wait for others itself, when it has begun early?"""
+    """A kind of tasks: its function, the threads that take part, the buffers and sizes it takes;
+    can it wait for others itself, when it has begun early?"""
 
     symbol: str
     threads: int
@@ -68,7 +68,7 @@ def emit_tasks(modules: Sequence[tuple[str, Sequence[Launch], int]], grid: Grid)
     """One kernel of the functions of several modules; each has its launches, and how many sizes
     these take."""
     kinds = tuple(
-        Kind(x.symbol, prod(x.threads), len(x.arguments), sizes + 2 * x.ranges, bool(x.early))
+        Kind(x.symbol, prod(x.threads), len(x.arguments), sizes, bool(x.early))
         for _, found, sizes in modules
         for x in found
     )

@@ -69,7 +69,7 @@ class Grids:
     def kernel(self, nest: Nest, group: Group, stages: KernelStages) -> Callable[[], bytes]:
         calls = library_calls(nest)
         legal = stages.legal(without_library(nest), self.target)
-        made = emit_kernels(legal, self.target, waits=self.overlap, fetches=True)
+        made = emit_kernels(legal, self.target, waits=self.overlap)
         names = tuple(b.name for b in (*group.inputs, *group.outputs))
         scratch = tuple(Scratch(b.name, _bytes(b), b.scope == "counter") for b in made.scratch)
         parts = None
@@ -147,7 +147,7 @@ class Grids:
 
 def _task_parts(legal: Nest, target: Target) -> TaskParts:
     try:
-        made = emit_kernels(legal, target, tasks=True, fetches=True)
+        made = emit_kernels(legal, target, tasks=True)
     except Unsupported as why:
         return TaskParts(refused=why.what)
     return TaskParts(made.text.encode(), made.launches)

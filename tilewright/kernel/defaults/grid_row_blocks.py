@@ -15,7 +15,6 @@ from tilewright.base.errors import Refused
 from tilewright.graph.row_blocks import block_threads
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load, extent, loads
-from tilewright.ir.target import Grid
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.grid_lanes import vector_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
@@ -45,8 +44,6 @@ RESIDENT = 2  # blocks of a multiprocessor that there are registers for
 # are one turn of the last product.
 LEFT = 24 * 1024
 EARLY_BESIDE = 4
-# Blocks of a row there, each with a part of the columns of the last product.
-MOST_PARTS: int = 2
 
 
 def schedule_early_row_blocks(s: Scheduler) -> bool:
@@ -85,10 +82,6 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     if not D.known_le(row.extent, s.target.grid.multiprocessors):
         return False
     lanes = vector_lanes(s, [last, host], s.path(last)[-2].var, column.var)
-    if room and (some := _some_columns(s.target.grid, row, column, lanes)) is not None:
-        s.do(Split(column.name, some))
-        s.do(Fuse(row.name, f"{column.name}.0", f"{row.name}.p"))
-        row, column = s.path(host)
     by = block_threads(int(column.extent), lanes) if isinstance(column.extent, int) else None
     if by is None:
         return False
@@ -132,17 +125,6 @@ def schedule_row_blocks(s: Scheduler, room: int = 0) -> bool:
     s.do(Pragma(row.name, "resident", 1 if block.copies else RESIDENT))
     s.do(Synchronise())
     return True
-
-
-def _some_columns(grid: Grid, row: Loop, column: Loop, lanes: int) -> int | None:
-    """How many columns of a row a block has, each of which makes what these need again: as few as
-    leave half of the multiprocessors to the next launch, which begins meanwhile. None: all."""
-    rows, columns = row.extent, column.extent
-    if not isinstance(rows, int) or not isinstance(columns, int):
-        return None
-    found = [k for k in range(2, MOST_PARTS + 1) if 2 * rows * k <= grid.multiprocessors]
-    each = [columns // k for k in found if columns % k == 0]
-    return min((k for k in each if block_threads(k, lanes) is not None), default=None)
 
 
 def _read_first(s: Scheduler, stages: list[str]) -> dict[str, str]:

@@ -12,8 +12,6 @@ from tilewright.kernel.nest import (
     Alloc,
     Await,
     Commit,
-    Fetch,
-    Loop,
     Nest,
     Stmt,
     Store,
@@ -43,13 +41,11 @@ class BeginEarly(Step):
         async t[(k+1)%2] = w[b,k+1]        wait 0
         commit                             async t[(k+1)%2] = w[b,k+1]
         y += t[k%2] * r                    commit
-                                           for s in …: fetch    # where k is n-1
                                            y += t[k%2] * r
 
     What is copied are inputs. Small ones that all blocks read later come to the cache meanwhile:
     the Await names them. Several loops of a block may begin early: what waited for copies in
-    between lets these go on, where it begins none itself. The first iteration of the last of them
-    that begins no copies fetches for later launches (Fetch). Synchronise afterwards.
+    between lets these go on, where it begins none itself. Synchronise afterwards.
     """
 
     loop: str
@@ -74,9 +70,7 @@ class BeginEarly(Step):
         used = sorted(to & frozenset().union(*map(mentions, passed)))
         self.need(not used, f"{', '.join(used)} is used before it is copied to")
         later = _waiting_for_less(passed, sum(map(_groups, first)))
-        behind = rest[len(before) + 1 :]
-        made = loop if any(isinstance(s, Fetch) for s, _ in walk(behind)) else _fetching(loop)
-        after = (*(later if made is loop else _without_fetch(later)), made, *behind)
+        after = (*later, *rest[len(before) :])
         waits = Await(tuple(_small(n, after, frozenset(q.var for q in path))))
         block = path[-1].around((*begun, *early, waits, *after))
         return replace(n, body=transform(n.body, lambda s: (block,) if s is path[-1] else (s,)))
@@ -93,24 +87,6 @@ def _small(n: Nest, body: tuple[Stmt, ...], blocks: frozenset[D.Sym]) -> Iterato
         if b.scope == "in" and not b.pointer and b.name in places and FEWEST <= size <= MOST:
             if not any(blocks & D.symbols(i) for i in places[b.name]):
                 yield b.name
-
-
-def _fetching(loop: Loop) -> Loop:
-    """The loop, which fetches for others in the first iteration that begins no copies itself."""
-    waits = next(s for s in loop.body if isinstance(s, Wait) and not s.products)
-    first = loop.extent - waits.pending - 1
-    if not isinstance(loop.extent, int) or not isinstance(first, int) or first <= 0:
-        return loop
-    v = D.as_int(loop.var)
-    there = D.minimum(1, D.maximum(D.minimum(v - first + 1, first + 1 - v), 0))
-    once = Loop(D.the_sym(D.var(f"{loop.name}.last", there)), "serial", (Fetch(),))
-    at = loop.body.index(Commit()) + 1
-    return replace(loop, body=(*loop.body[:at], once, *loop.body[at:]))
-
-
-def _without_fetch(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    fetch = (Fetch(),)
-    return transform(body, lambda s: () if isinstance(s, Loop) and s.body == fetch else (s,))
 
 
 def _groups(s: Stmt) -> int:

@@ -89,18 +89,16 @@ class Loaded:
 
 
 def launcher_of(function: Function, x: Launch, dims: Sequence[str]) -> Launcher:
-    """Launches of a kernel that takes addresses, sizes, and tensor maps made of these; and what it
-    fetches for others."""
-    count, numbers = len(x.arguments), len(dims) + 2 * x.ranges
+    """Launches of a kernel that takes addresses, sizes, and tensor maps made of these."""
+    count = len(x.arguments)
     make = partial(_map, function.device, x, dims)
     maps = [MapOf(x.arguments.index(b.buffer), partial(make, b)) for b in x.boxes]
-    return Launcher(function, x.threads, count + numbers, maps, numbers)
+    return Launcher(function, x.threads, count + len(dims), maps, len(dims))
 
 
 def _map(
     device: Device, x: Launch, dims: Sequence[str], b: Box, parameters: Sequence[int]
 ) -> TensorMap:
-    first = len(x.arguments)
-    sizes = dict(zip(dims, parameters[first : first + len(dims)], strict=True))
+    sizes = dict(zip(dims, parameters[len(x.arguments) :], strict=True))
     where = b.described(parameters[x.arguments.index(b.buffer)], sizes)
     return TensorMap(device, b.dtype, b.item, *where, b.box, b.swizzle)

@@ -45,7 +45,6 @@ class Planned:
     arguments: tuple[str, ...] = ()
     early: tuple[str, ...] = ()  # arguments that are read before anything of earlier launches
     waits: bool = False  # does it wait for these itself?
-    ranges: int = 0  # of memory that it fetches for later ones: its last values (fetching.py)
 
     def values(self, addresses: Sequence[int]) -> list[int]:
         return [
@@ -210,9 +209,8 @@ class Planner:
         made: list[Planned | PlannedCall] = [_call(c, places, sizes) for c in image.calls]
         for k, x in enumerate(image.launches):
             given = [places[a] for a in x.arguments]
-            numbers = (*dims, *(0 for _ in range(2 * x.ranges)))
-            base = (*(b for b, _ in given), *numbers)
-            source = (*(s for _, s in given), *(FIXED for _ in numbers))
+            base = (*(b for b, _ in given), *dims)
+            source = (*(s for _, s in given), *(FIXED for _ in dims))
             uses = (
                 _use(*places[a], taken[a], a not in only_read, last) for a in x.arguments if known
             )
@@ -227,7 +225,6 @@ class Planner:
                     x.arguments,
                     x.early,
                     x.waits,
-                    x.ranges,
                 )
             )
         return made, room, counters

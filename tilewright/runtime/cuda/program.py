@@ -26,7 +26,6 @@ from tilewright.ir import dim as D
 from tilewright.ir.types import TensorType
 from tilewright.llvm.objects import cached_ptx
 from tilewright.runtime.cuda import write_back
-from tilewright.runtime.cuda.fetching import fetching
 from tilewright.runtime.cuda.image import EntryImage, KernelImage, from_bytes
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.memory import HostWords, Memory, zero
@@ -380,8 +379,6 @@ class CudaProgram(Program):
         planner = Planner(self.code, self._entries, dict(zip(self.dims, dims, strict=True)), arena)
         inputs = len(self.inputs) + len(self._fixed) + len(self.recipes)
         plan = planner.plan(self._entries[self.data.entry], inputs, len(self.outputs))
-        multiprocessors = dict(self.machine.device.facts)["multiprocessors"]
-        plan = replace(plan, actions=fetching(plan.actions, multiprocessors))
         cells = arena + plan.scratch
         new = _rounded(cells + WATCHED_BYTES * bool(self._watched))
         size = new + self._new.size
