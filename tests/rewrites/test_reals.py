@@ -150,5 +150,5 @@ def test_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRUE)
 def test_not_bit_for_bit(name: str) -> None:
-    if name not in ("what is compared", "a maximum in parts"):
+    if name not in ("what is compared", "a maximum in parts", "sums of functions of sums"):
         assert not nodes_equal(*TRUE[name], "bits")

@@ -5,6 +5,7 @@ convolution or pool, a sign, a constant, an operator, a leaf, a condition that i
 where both sides differ at a random point in float64; one that happens to be true does not.
 
     python -m tests.superopt.judged_rules --seed 1 --count 200
+    python -m tests.nightly --only rules
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.generators import checked
 from tests.superopt.drawn_rules import apply, drawn
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir.node import Graph
@@ -166,7 +168,8 @@ def leaf(rng: random.Random, t: Term) -> Iterator[Tree]:
 
 
 CHANGES: dict[str, Change] = {
-    f.__name__: f for f in (order, axis, bounds, settings, groups, sign, constant, operator, leaf)
+    f.__name__: f
+    for f in (order, axis, bounds, settings, kernels, groups, sign, constant, operator, leaf)
 }
 
 
@@ -302,6 +305,17 @@ def mutants(seed: int, count: int) -> Iterator[Judged]:
             found += 1
             yield judged(seed * 100_000 + k, change, e)
         k += 1
+
+
+def check_seed(seed: int) -> None:
+    """What is drawn is true, and its mutant is not proved."""
+    name, e = drawn(seed)
+    assert differs(e) is None, f"seed {seed}, {name}: {e}"
+    made = mutant(seed)
+    assert made is None or not judged(seed, *made[1:]).form, f"seed {seed}: {made}"
+
+
+GENERATOR = checked("rules", check_seed)
 
 
 def table(found: list[Judged], wanted: bool) -> int:

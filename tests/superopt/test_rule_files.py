@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tilewright.base.errors import Invalid
 from tilewright.driver.cli import main
+from tilewright.ir.operator import OPERATORS
+from tilewright.rewrites import all_rules
+from tilewright.rewrites.proofs.prove import prove
 from tilewright.superopt.axioms import FOLDER
 from tilewright.superopt.records import Record, proved, read, records, signed, write
 from tilewright.superopt.text import parse_equality
 
+KINDS = " where x: [m, k], y: [k, n], z: [k, n]"
 TRUE = "mul(add(x, y), z) == add(mul(x, z), mul(y, z)) where x: [m, n], y: [m, n], z: [m, n]"
 WRONG = TRUE.replace("mul(add(x, y), z)", "mul(add(x, z), y)")
 
@@ -72,8 +78,6 @@ def test_refused_in_words(rule: object, why: str, file: Path) -> None:
     with pytest.raises(Invalid) as error:
         read(given(file, {"rule": rule}))
     assert "rules.json" in str(error.value)
-    import re
-
     assert re.search(why, str(error.value)), str(error.value)
 
 
@@ -94,6 +98,17 @@ def test_random_edits_are_refused_or_proved(file: Path) -> None:
         else:
             assert found[0].is_proved()
     assert refused > 30
+
+
+def test_the_second_prover_uses_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which have nothing to do with the definitions that a normal form is made of."""
+    e = parse_equality("matmul(x, add(y, z)) == add(matmul(x, y), matmul(x, z))" + KINDS)
+    assert isinstance(proved(e), Record)
+    by_hand = next(r for r in all_rules() if r.name == "div-into-matmul")
+    assert prove(by_hand)
+    monkeypatch.setattr(OPERATORS["matmul"], "reference", lambda op, a, b: np.abs(a) @ np.exp(b))
+    assert "the normal forms agree, and the sides differ" in str(proved(e))
+    assert "by references" in prove(by_hand).detail
 
 
 def test_judged_by_the_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

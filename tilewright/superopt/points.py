@@ -38,7 +38,10 @@ def differs(e: Equality, seed: int = 0) -> str | None:
     """Where both sides differ, or None."""
     rng = np.random.default_rng(seed)
     for least in range(1, 1 + SIZES):
-        sizes, sides = sized(e, rng, least)
+        try:
+            sizes, sides = sized(e, rng, least)
+        except Invalid as why:
+            return f"{why.what}: {why.hint}"
         exact = is_exact(sides)
         largest = _largest(sides) if exact else 0
         graph = Graph("sides", inputs_of(*sides), sides)
@@ -58,12 +61,15 @@ def sized(
     """Random sizes, not below the least, and both sides with them."""
     last = ""
     for k in range(DRAWS):
-        sizes = {name: int(rng.integers(least, least + 4 + k // 2)) for name in e.symbols}
+        most = least + 4 + k // 2
+        sizes = {name: int(rng.integers(least, most)) for name in e.symbols}
+        if k >= DRAWS // 2:  # some operators want equal sizes, whatever they are called
+            sizes = dict.fromkeys(sizes, int(rng.integers(least, most)))
         try:
             return sizes, e.nodes(Sizes(sizes), f64)
         except Invalid as why:  # such as a kernel that is larger than the image
             last = why.what
-    raise Invalid(f"no sizes were found that fit the operators of {e}", hint=last)
+    raise Invalid("no sizes were found that all operators take", hint=last)
 
 
 def is_exact(sides: tuple[Node, ...]) -> bool:

@@ -159,7 +159,7 @@ def show(asked: Asked, console: Console) -> int:
                 kept.append(signed(record, name=name))
     if asked.json is not None:
         asked.json.write_text(json.dumps(entries, indent=1) + "\n")
-    print(rendered(_table(entries)))
+    print(rendered(_table(entries, asked.z3)))
     if len(rules) == 1:
         for text in words(*rules.values()):
             console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -177,16 +177,18 @@ def show(asked: Asked, console: Console) -> int:
     return 1 if wrong else 0
 
 
-def _table(entries: Iterable[dict[str, Any]]) -> Table:
-    table = new_table("rule", "what", "claim", "of", "known", "by", "seconds")
+def _table(entries: Iterable[dict[str, Any]], witnesses: bool) -> Table:
+    by = ["by"] if witnesses else []
+    table = new_table("rule", "what", "claim", "of", "known", *by, "seconds")
     styles = {FAILED: "bold red", TESTED: "yellow", PROVED: "green"}
     for e in entries:
         known = f"[{styles[e['status']]}]{e['status']}[/]"
         if e["status"] != PROVED:
             known += f": {e['why'] if e['status'] == TESTED else e['detail']}"
         what = e["rule"].replace("[", r"\[")
-        kinds, by = ", ".join(e["kinds"]), ", ".join(e["witnesses"])
-        table.add_row(e["name"], what, e["claim"], kinds, known, by, f"{e['seconds']:.3f}")
+        kinds = ", ".join(e["kinds"])
+        who = [", ".join(e["witnesses"])] if witnesses else []
+        table.add_row(e["name"], what, e["claim"], kinds, known, *who, f"{e['seconds']:.3f}")
     return table
 
 
