@@ -136,6 +136,7 @@ def argument_parser() -> argparse.ArgumentParser:
     mined.add_argument("--operators", type=_positive, default=3, help="of a program, at most")
     mined.add_argument("--seed", type=int, default=0, help="of the values that are compared")
     mined.add_argument("--count", action="store_true", help="candidates only: nothing is proved")
+    mined.add_argument("--joining", action="store_true", help="which operators join, and why not")
     mined.add_argument("--out", type=Path, metavar="FILE", help="write the rules there")
     shown = command("passes", _passes, "the default list of passes, with a line on each")
     shown.add_argument("--target", metavar="NAME", help="for another machine than this one")
@@ -273,6 +274,8 @@ def _rules(given: argparse.Namespace, console: Console) -> int:
 
 
 def _mine(given: argparse.Namespace, console: Console) -> int:
+    if given.joining:
+        return import_module(_MINE).show_joining(given.vocabulary)
     how = given.operators, given.seed, given.out, given.count
     return import_module(_MINE).show(given.vocabulary, *how, console)
 

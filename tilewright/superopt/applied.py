@@ -22,7 +22,7 @@ from tilewright.ir.node import Item, Node, item, node, topological
 from tilewright.ir.pattern import Apply, Match, Pattern, Rest, Rule, Var, filled_value
 from tilewright.ir.types import TupleType
 from tilewright.rewrites.proofs.equality import nodes_equal
-from tilewright.superopt.blocks import Kind, Sizes
+from tilewright.superopt.blocks import Kind, Made, Sizes
 from tilewright.superopt.blocks import names as names_of
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, as_node, kind_of, leaves
 from tilewright.superopt.vocabulary import Bound, Instance
@@ -180,7 +180,7 @@ def _sizes_of(e: Equality, bound: Mapping[str, Node]) -> Sizes | None:
             return None
         for block, d in zip(x.kind, n.shape, strict=True):
             want = named.setdefault(block, d) if isinstance(block, str) else block
-            if isinstance(want, tuple) or not D.known_eq(want, d):
+            if isinstance(want, (tuple, Made)) or not D.known_eq(want, d):
                 return None
     return Sizes(named)
 

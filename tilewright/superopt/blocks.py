@@ -1,8 +1,8 @@
 """Sizes of axes as blocks, so that only axes of one meaning are equal.
 
-A block is a number, a name that stands for any size, or two blocks one after the other, as `concat`
-makes them. An axis of blocks ("m", "k") can be cut where they meet, and is another axis than one of
-("k", "m"), although both have m + k elements.
+A block is a number, a name that stands for any size, two blocks one after the other, as `concat`
+makes them, or what another operator makes of blocks. An axis of blocks ("m", "k") can be cut where
+they meet, and is another axis than one of ("k", "m"), although both have m + k elements.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, Union
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
@@ -19,8 +19,24 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.positions import static
 from tilewright.ir.types import DType, TensorType
 
-Block = int | str | tuple[Any, Any]
+Block = Union[int, str, tuple[Any, Any], "Made"]
 Kind = tuple[Block, ...]  # of a tensor: a block for each axis
+
+
+class Typed(Protocol):
+    """An operator with its attributes (`vocabulary.Instance`)."""
+
+    def type(self, sizes: Sizes, kinds: Sequence[Kind]) -> TensorType: ...
+
+
+@dataclass(frozen=True)
+class Made:
+    """A size that an operator makes of its operands', as a strided convolution does: that of an
+    axis of its result."""
+
+    by: Typed
+    kinds: tuple[Kind, ...]
+    axis: int
 
 
 class Sizes:
@@ -28,10 +44,15 @@ class Sizes:
 
     def __init__(self, named: Mapping[str, Dim]) -> None:
         self.named = named
+        self._made: dict[Made, Dim] = {}
 
     def of(self, block: Block) -> Dim:
         if isinstance(block, int):
             return block
+        if isinstance(block, Made):
+            if block not in self._made:
+                self._made[block] = block.by.type(self, block.kinds).shape[block.axis]
+            return self._made[block]
         if isinstance(block, str):
             return self.named[block]
         return self.of(block[0]) + self.of(block[1])
@@ -61,6 +82,17 @@ class Marks(Sizes):
         if isinstance(block, int):
             return block
         found = self.marks.get(block)
+        halves: tuple[Any, ...] = block if isinstance(block, tuple) else ()
+        if found is None and halves and halves[0] == halves[1]:
+            half = self.of(halves[0])  # so that groups of channels of one size are a whole
+            assert isinstance(half, int)
+            found = self.marks[block] = 2 * half
+            self.blocks[found] = block
+        if found is None and isinstance(block, Made):
+            made = super().of(block)
+            assert isinstance(made, int)
+            found = self.marks[block] = made
+            self.blocks.setdefault(made, block)
         if found is None:
             # Larger than those of its parts, so that a part ends before the whole does.
             bits = 32 + 4 * _depth(block)
@@ -74,20 +106,21 @@ class Marks(Sizes):
         assert isinstance(total, int)
         self.blocks[total] = (a, b)
 
-    def kind(self, t: TensorType) -> Kind | None:
-        """The blocks of a result; None where an axis is none of them."""
+    def kind(self, by: Typed, kinds: Sequence[Kind]) -> Kind:
+        """The blocks of an operator's result. A size that is none of those known is a new one."""
         out: list[Block] = []
-        for d in t.shape:
+        t = by.type(self, kinds)
+        for axis, d in enumerate(t.shape):
             if not isinstance(d, int):
                 raise Invalid(f"{t!r} is not a type of marked blocks")
-            found = d if d < 1 << 16 else self.blocks.get(d)
-            if found is None:
-                return None
-            out.append(found)
+            new = Made(by, tuple(kinds), axis)
+            out.append(d if d < 1 << 16 else self.blocks.setdefault(d, new))
         return tuple(out)
 
 
 def _depth(block: Block) -> int:
+    if isinstance(block, Made):
+        return max(_depth(b) for k in block.kinds for b in k)
     return 1 + max(map(_depth, block)) if isinstance(block, tuple) else 0
 
 
@@ -95,6 +128,8 @@ def names(block: Block) -> set[str]:
     """The names in a block."""
     if isinstance(block, tuple):
         return names(block[0]) | names(block[1])
+    if isinstance(block, Made):
+        return {n for k in block.kinds for b in k for n in names(b)}
     return {block} if isinstance(block, str) else set()
 
 

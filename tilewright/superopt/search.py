@@ -12,7 +12,9 @@ from tilewright import rewrites
 from tilewright.ir.node import Graph, Node, topological
 from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
+from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.superopt.applied import of_several, rules_of
+from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
 from tilewright.superopt.merge import Merge, merged, merged_by_weights, merges
@@ -21,7 +23,9 @@ from tilewright.superopt.queue import Step, Walked, walk
 from tilewright.superopt.records import FOLDER, read
 from tilewright.superopt.saturate import Budget, saturate
 from tilewright.superopt.seconds import Measured, Seconds, constant_classes, operators
-from tilewright.superopt.terms import Equality
+from tilewright.superopt.terms import Equality, leaves
+
+_OUT_OF_RANGE = frozenset(("exp", "exp2", "expm1"))
 
 
 @cache
@@ -35,11 +39,24 @@ def mined_rules() -> dict[str, Equality]:
 def searched_rules() -> tuple[Rule, ...]:
     """Mined rules in both directions, and those written by hand, with those that move batch
     normalisation into weights: what they gain is judged here."""
-    mined = [r for name, e in mined_rules().items() for r in rules_of(e, name)]
+    found = mined_rules().items()
+    mined = [r for name, e in found if holds_of_floats(e) for r in rules_of(e, name)]
     several = (r for rule in mined if (r := of_several(rule)) is not None)
     tables = (rewrites.rules("rounding", f) for f in ((), ("batch_norm",)))
     by_hand = (r for table in tables for rs in table.by_root.values() for r in rs)
     return (*mined, *several, *by_hand)
+
+
+def holds_of_floats(e: Equality) -> bool:
+    """Is what is equal of real numbers the same of floats, but for rounding? Exponentials leave
+    their range where a sum of exponents does not, and a number that cancels, as in (x + y) - y,
+    may be there for its rounding."""
+    left, right = e.nodes(Sizes.symbolic(e.symbols))
+    names = {n.op.name for n in topological((left, right))}
+    if names & _OUT_OF_RANGE:
+        return False
+    same = set(leaves(e.left)) == set(leaves(e.right))
+    return same or nodes_equal(left, right, "bits")
 
 
 @cache
