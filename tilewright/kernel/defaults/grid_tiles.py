@@ -72,8 +72,8 @@ BOTH = True  # may warps share rows and columns of a product, where each does it
 LATE = True  # are copies issued at the end of an iteration where that saves a version?
 BEHIND = False  # are copies behind products that each warp does by itself?
 DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
-# Also a second block rather than as many versions as a launch asks for, but for three? It hides what
-# the first one waits for; of a third one nothing is left to hide.
+# Also a second block rather than as many versions as a launch asks for, but for three? It hides
+# what the first one waits for; of a third one nothing is left to hide.
 CROWDED = True
 
 
