@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
 from tilewright.superopt.blocks import Block, Kind
 from tilewright.superopt.enumerate import Programs, Space
@@ -24,6 +22,18 @@ Table = dict[Any, np.ndarray]  # columns of classes, by leaf
 Edges = tuple[np.ndarray, np.ndarray]
 # Matches of one rule that are built at a time.
 MOST = 1 << 20
+
+
+def _least_connected(a: np.ndarray, b: np.ndarray, count: int) -> np.ndarray:
+    """Of each of so many nodes, the least that edges from a to b connect it with."""
+    least = np.arange(count)
+    while True:
+        x, y = least[a], least[b]
+        if np.array_equal(x, y):
+            return least
+        np.minimum.at(least, np.maximum(x, y), np.minimum(x, y))
+        while not np.array_equal(least, further := least[least]):
+            least = further
 
 
 class Nodes:
@@ -210,12 +220,8 @@ class Parts:
             return
         old = np.unique(np.concatenate([a, b]))
         a, b = np.searchsorted(old, a), np.searchsorted(old, b)
-        graph = coo_matrix((np.ones(len(a), np.int8), (a, b)), (len(old), len(old)))
-        which = connected_components(graph, directed=False)[1]
-        least = np.full(which.max() + 1, len(self.label))
-        np.minimum.at(least, which, old)
         new = np.arange(len(self.label))
-        new[old] = least[which]
+        new[old] = old[_least_connected(a, b, len(old))]
         self.label = new[self.label]
 
     def settle(self) -> None:
