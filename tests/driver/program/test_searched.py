@@ -135,6 +135,12 @@ def test_only_what_is_clearly_faster_is_taken(
     assert any("by the search" in e.message for e in log.events)
 
 
+def test_what_is_compared_is_what_is_made_without_a_search() -> None:
+    """Also where the list that is given has a search: what only makes graphs ready for it goes."""
+    plain = Pipeline(tuple(passes()))
+    assert searched.without_search(searched.with_search(plain)) == plain
+
+
 def test_noise_is_no_gain() -> None:
     """On a busy machine medians of equal programs differ by far: what counts is how often one is
     faster than the other in the same round."""

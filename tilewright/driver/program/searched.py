@@ -38,6 +38,7 @@ CALLS_FOR = 2e-3  # seconds of calls in a round
 CLEARLY = 0.98
 SURE = 0.8  # of the rounds: of 15, two programs that are alike get there once in 50 times
 _SIMPLER = ("Simplify", "BatchNormFold", "FewerProducts")
+_READY = (SinkReshapes(), WeightSums())
 
 Compile = Callable[[Graph, Options, Log], Program]
 
@@ -59,7 +60,7 @@ def searched(
     given = chosen_passes(plain.passes, target, plain.precision)
     listed = with_search(given)
     if listed is given:
-        plain = replace(plain, passes=listed.without(Search.name))
+        plain = replace(plain, passes=without_search(listed))
     sought = replace(plain, passes=listed)
     by = sought
     cache = Cache.from_knobs(log)
@@ -129,7 +130,18 @@ def with_search(listed: Pipeline) -> Pipeline:
         return listed
     early = names[: names.index("Decompose")] if "Decompose" in names else names
     at = max((k + 1 for k, n in enumerate(early) if n in _SIMPLER), default=0)
-    return Pipeline((*found[:at], SinkReshapes(), WeightSums(), Search(), *found[at:]))
+    return Pipeline((*found[:at], *_READY, Search(), *found[at:]))
+
+
+def without_search(listed: Pipeline) -> Pipeline:
+    """The list without its search, and without what makes graphs ready for it: a program that is
+    compared with one by a search should be the one that is made without."""
+    found = list(listed)
+    end = next(k for k, p in enumerate(found) if p.name == Search.name)
+    at = end
+    while at and found[at - 1] in _READY:
+        at -= 1
+    return Pipeline((*found[:at], *found[end + 1 :]))
 
 
 def _kernels(p: Program) -> list[tuple[str, int]]:
