@@ -302,6 +302,7 @@ def all_found() -> str:
     return "\n".join(f"{print_graph(f.graph)} {[*f.operators()]} {f.proof}" for f in found)
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_same_in_another_process() -> None:
     """Where nodes have other addresses and strings other hashes."""
     code = f"from {__name__} import all_found; print(all_found())"
