@@ -7,6 +7,7 @@ Plain modules with random weights, for inference: `networks.build("nasrnn")` at 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -431,7 +432,7 @@ def _mixed(inside: int, out: int, stride: int = 1) -> nn.Module:
     return nn.Sequential(nn.ReLU(), Convolution(inside, out, 1, stride, rectified=False))
 
 
-class Cell(nn.Module):
+class Cell(nn.Module, ABC):
     """A cell of NASNet-A: of the results of the two cells before it."""
 
     def __init__(self, before: int, inside: int, out: int, halved: bool) -> None:
@@ -442,8 +443,9 @@ class Cell(nn.Module):
     def forward(self, before: Tensor, x: Tensor) -> Tensor:
         return torch.cat(self.parts(self.before(before), self.inside(x)), 1)
 
+    @abstractmethod
     def parts(self, before: Tensor, x: Tensor) -> list[Tensor]:
-        raise NotImplementedError
+        """What is put together along the channels, of both after their 1x1 convolutions."""
 
 
 class NormalCell(Cell):

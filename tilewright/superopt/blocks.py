@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
@@ -133,12 +134,12 @@ def names(block: Block) -> set[str]:
     return {block} if isinstance(block, str) else set()
 
 
-class Sized:
+class Sized(ABC):
     """An attribute of an operator that is made anew for each meaning of sizes."""
 
+    @abstractmethod
     def of(self, sizes: Sizes, kinds: Sequence[Kind]) -> Any:
         """The attribute, for operands of these kinds."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
