@@ -100,7 +100,7 @@ def test_memory():
     assert 0 < free <= total
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    large = torch.ones(1 << 24)
+    large = torch.ones(1 << 26)  # so much that what the system takes back meanwhile is little
     assert torch.cuda.max_memory_allocated() >= before + large.nbytes // 2
     assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] >= before
     assert "bytes" in torch.cuda.memory_summary()

@@ -15,18 +15,19 @@ from tests.ir.judge import Case, disagreement, of_operands, reference, smaller
 from tests.ir.random_graphs import random_case
 from tests.seeds import run_generator
 from tests.shrinking import error, shrunk
+from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.text import print_graph
 
 
-def failure(case: Case) -> Failure | None:
+def failure(case: Case, options: Options | None = None) -> Failure | None:
     """What is wrong with the compiled graph, or None."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # overflow on extreme values is part of the test
         right = [reference(case.graph, c.args, c.dims) for c in case.calls]
         try:
             with compiling():
-                program = compile_graph(case.graph)
+                program = compile_graph(case.graph, options)
             got = [call(program, c.args, c.dims) for c in case.calls]
         except Exception as problem:  # reported with the graph that shows it
             return error(problem)
@@ -44,14 +45,14 @@ def about(case: Case) -> str:
     return " ".join(sorted({n.op.name for n in case.graph.nodes()} - {"input", "constant"}))
 
 
-def as_code(case: Case) -> str:
+def as_code(case: Case, module: str = __name__) -> str:
     calls = ""
     for c in case.calls:
         args = "".join(f"            {_array(a)},\n" for a in c.args)
         calls += f"    Call(\n        (\n{args}        ),\n        {dict(c.dims)},\n    ),\n"
     return (
         "import numpy as np\n\n"
-        "from tests.driver.random_programs import GENERATOR\n"
+        f"from {module} import GENERATOR\n"
         "from tests.generators import reproduce\n"
         "from tests.ir.judge import Call, Case\n"
         "from tilewright.ir.text import parse_graph\n\n"

@@ -6,12 +6,13 @@ time of one goes.
     python -m tests.gpu.decode_times --forms early,timed --phases
     python -m tests.gpu.decode_times --forms overlap --resident 2
 
-Lines are printed as they are found, with the seconds since the beginning. Forms: `early` is one
-kernel whose tasks begin before they wait, `timed` the same with the time at which each phase ends,
-shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels, `waiting`
-the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap` one of
-kernels that copy first, and then wait; in `all overlap` others wait themselves, too. Programs are
-cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
+Lines are printed as they are found, with the seconds since the beginning; the last ones are a table
+of all forms, timed in turn, whose results were compared with those of the first one. Forms: `early`
+is one kernel whose tasks begin before they wait, `timed` the same with the time at which each phase
+ends, shown by kind, `plain` one whose tasks do not; `graph` is a CUDA graph of plain kernels,
+`waiting` the same of kernels that begin before the one before ends (TILEWRIGHT_OVERLAP), `overlap`
+one of kernels that copy first, and then wait; in `all overlap` others wait themselves, too.
+Programs are cached by what they are, not by such details: set TILEWRIGHT_CACHE=off.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,16 +38,29 @@ from tilewright.kernel.defaults import grid_streams
 from tilewright.llvm import tasks as layout
 from tilewright.runtime.cuda.program import CudaProgram
 
-FORMS: dict[str, dict[str, Any]] = {
-    "overlap": {"choose": "early"},
-    "all overlap": {"choose": "early"},
-    "early": {"one_kernel": True},
-    "timed": {"one_kernel": True},
-    "plain": {"one_kernel": True, "choose": "default"},
-    "graph": {"choose": "default"},
-    "waiting": {"choose": "default"},
+Step = Callable[[], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the step is compiled: options; whether all kernels wait for the one before themselves,
+    and whether it is written down when phases end."""
+
+    options: dict[str, Any]
+    waiting: bool = False
+    timed: bool = False
+
+
+FORMS: dict[str, Form] = {
+    "graph": Form({"choose": "default"}),
+    "overlap": Form({"choose": "early"}),
+    "all overlap": Form({"choose": "early"}, waiting=True),
+    "early": Form({"one_kernel": True}),
+    "timed": Form({"one_kernel": True}, timed=True),
+    "plain": Form({"one_kernel": True, "choose": "default"}),
+    "waiting": Form({"choose": "default"}, waiting=True),
 }
-WAITING = ("waiting", "all overlap")  # of these, all kernels wait for the one before themselves
+NEAR = 0.05  # of the largest result: rounding of 16 layers
 BEGAN = time.perf_counter()
 
 
@@ -115,13 +130,20 @@ def predict(s: Size, rate: float) -> None:
 # ---- what is found
 
 
+def difference(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
+    """The largest, as a part of the largest value."""
+    pairs = zip(got, want, strict=True)
+    return max(float((x.float() - y.float()).abs().max() / y.abs().max()) for x, y in pairs)
+
+
 def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) -> Any:
     """A form that has run, if its results are near eager's."""
-    layout.TIMED = form == "timed"
-    with torch.no_grad(), knobs.overlap.override(form in WAITING):
-        fast = tw.compile(net, **FORMS[form])
+    own = FORMS[form]
+    layout.TIMED = own.timed
+    with torch.no_grad(), knobs.overlap.override(own.waiting):
+        fast = tw.compile(net, **own.options)
         got, want = [fast(*inputs) for _ in range(3)][-1], net(*inputs)
-    off = max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(got, want, strict=True))
+    off = difference(got, want)
     (made,) = fast.units[0].programs
     assert isinstance(made, CudaProgram)
     said = made.not_one_kernel
@@ -130,8 +152,23 @@ def compiled(net: torch.nn.Module, form: str, inputs: tuple[torch.Tensor, ...]) 
         early = sum(bool(p.early) for p in graph.phases)
         said = f"{made.tasks.facts}, {len(graph.phases)} phases, {early} of them early"
     say(f"{form}: differs from eager by {off:.4f} of the largest; {said}")
-    assert off < 0.05, "the result is wrong"
+    assert off < NEAR, "the result is wrong"
     return fast
+
+
+def table(forms: dict[str, Step], moved: int, rounds: int) -> None:
+    """Times in turn, and results beside those of the first one."""
+    off: dict[str, float] = {}
+    want: Sequence[torch.Tensor] = ()
+    for form, call in forms.items():
+        got = call()
+        want = want or got
+        off[form] = difference(got, want)
+    times = medians({form: [call] for form, call in forms.items()}, rounds)
+    say(f"{'form':>12} {'us':>6} {'TB/s':>5}  differs by")
+    for form, t in times.items():
+        wrong = "" if off[form] < NEAR else "  WRONG"
+        say(f"{form:>12} {t * 1e6:6.0f} {moved / t / 1e12:5.2f}  {off[form]:.4f}{wrong}")
 
 
 def timeline(made: CudaProgram) -> None:
@@ -172,6 +209,7 @@ def main() -> None:
     parser.add_argument("--phases", action="store_true", help="each kind of phases alone")
     parser.add_argument("--resident", type=int, help="blocks of a multiprocessor that copy early")
     parser.add_argument("--predict", action="store_true", help="only what is expected")
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rate", type=float, default=4.2e12, help="bytes a second of memory")
     given = parser.parse_args()
     size = replace(FULL, layers=given.layers)
@@ -183,23 +221,22 @@ def main() -> None:
         grid_streams.RESIDENT = given.resident
     net, inputs = example(size, torch.bfloat16, "cuda")
     say("the model is there")
-    calls: dict[str, list[Callable[[], object]]] = {}
+    found: dict[str, Step] = {}
     with torch.no_grad():
         for form in given.forms.split(","):
             try:
                 fast = compiled(net, form, inputs)
-                calls[form] = [lambda f=fast: f(*inputs)]
                 (made,) = fast.units[0].programs
-                say(f"{form}: {medians({form: calls[form]}, 20)[form] * 1e6:.0f} us")
-                if form == "timed":
+                call = partial(fast, *inputs)
+                say(f"{form}: {medians({form: [call]}, 20)[form] * 1e6:.0f} us")
+                if FORMS[form].timed:
                     timeline(made)
                 if made.tasks is not None and given.phases:
-                    by_phase(made, calls[form][0])
+                    by_phase(made, call)
+                found[form] = call
             except Exception as why:  # the other forms are worth their time
                 say(f"{form}: {type(why).__name__}: {why}")
-                calls.pop(form, None)
-        for form, t in medians(calls, 20).items():
-            say(f"in turn with others, {form}: {t * 1e6:.0f} us")
+        table(found, sum(x.bytes for x in expected(size)), given.rounds)
 
 
 if __name__ == "__main__":

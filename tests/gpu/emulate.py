@@ -39,7 +39,8 @@ from tilewright.ir.types import from_memory, to_memory
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.bulk_copies import MAP
-from tilewright.llvm.grid import Kernels, Launch, blocks_of, emit_kernels, scratch_bytes
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.launch import Kernels, Launch, blocks_of, scratch_bytes
 from tilewright.llvm.objects import compile_object
 from tilewright.runtime.library import Library
 

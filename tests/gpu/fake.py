@@ -5,7 +5,6 @@ so that whole programs take the way that they take on a GPU: images, arenas, gra
 from __future__ import annotations
 
 import ctypes
-import random
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from tilewright.driver.torch.libraries import invoke
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.target import Target
 from tilewright.llvm import objects
-from tilewright.llvm.grid import Launch
+from tilewright.llvm.launch import Launch
 from tilewright.llvm.objects import compile_object
 from tilewright.runtime.cuda import program
 from tilewright.runtime.cuda.device import describe
@@ -58,8 +57,6 @@ class FakeLibrary:
         self.recorded: dict[int, Callable[[], None]] = {}  # graphs of libraries
         self.times: dict[int, float] = {}  # of events
         self.replays = self.loose = 0
-        self.after: dict[int, list[int]] = {}  # by node: those that it runs after
-        self.order: random.Random | None = None  # of nodes that may run at any time
         self._next = 1000
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -188,11 +185,9 @@ class FakeLibrary:
         nodes, after = self.graphs[graph.value], list(needs or ())
         assert len(after) == count and set(after) <= set(nodes)
         out._obj.value = made = self.new(node, self.nodes)
-        self.after[made] = after
-        if self.order is None:
-            assert not count or after == nodes[-1:], "launches run one after the other"
-            if nodes and not count:
-                self.loose = made  # until it gets a place by an edge
+        assert not count or after == nodes[-1:], "launches run one after the other"
+        if nodes and not count:
+            self.loose = made  # until it gets a place by an edge
         nodes.append(made)
 
     def do_cuGraphAddDependencies_v2(
@@ -207,7 +202,7 @@ class FakeLibrary:
     def do_cuGraphAddChildGraphNode(
         self, out: Any, graph: Any, needs: Any, count: int, below: int
     ) -> None:
-        assert self.order is not None or not self.graphs[graph.value] or count
+        assert not self.graphs[graph.value] or count
         self._add(out, graph, needs, count, (self.recorded[below],))
 
     def do_cuGraphExecChildGraphNodeSetParams(self, graph: int, node: int, below: int) -> None:
@@ -230,23 +225,12 @@ class FakeLibrary:
 
     def do_cuGraphLaunch(self, graph: int, _: int) -> None:
         self.replays += 1
-        for n in self._ordered(self.graphs[graph]):
+        for n in self.graphs[graph]:
             if len(self.nodes[n]) == 1:
                 self.nodes[n][0]()
                 continue
             module, name, blocks, threads, values = self.nodes[n]
             module.run(name, blocks, threads, values)
-
-    def _ordered(self, nodes: list[int]) -> list[int]:
-        """One of the orders in which nodes may run."""
-        if self.order is None:
-            return nodes
-        rest, done = list(nodes), []
-        while rest:
-            ready = [n for n in rest if set(self.after[n]) <= set(done)]
-            done.append(self.order.choice(ready))
-            rest.remove(done[-1])
-        return done
 
 
 class Emulated:

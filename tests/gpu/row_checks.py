@@ -15,7 +15,7 @@ from tests.gpu.timing import medians
 from tilewright.driver.program.grid_run import GridProgram
 from tilewright.ir.node import Graph
 from tilewright.ir.types import DType, bf16, f32
-from tilewright.kernel.defaults import grid_rows_ahead, grids
+from tilewright.kernel.defaults import grid_rows_ahead, grid_sums, grid_totals, grids
 
 Found = dict[str, Any]
 Numbers = Mapping[str, int]
@@ -51,6 +51,30 @@ AHEAD: dict[str, Numbers] = {
     "3 ahead, 6 blocks": {"AHEAD": 3, "BLOCKS": 6},
     "2 ahead, share 16": {"AHEAD": 2, "READ_SHARE": 16, "BLOCKS": 6},
 }
+# Weights are shifted: with registers for so many blocks, or as the assembler likes.
+SHIFTED: dict[str, Numbers] = {"as it is": {}, "any registers": {"ENDS_THREADS": 0}}
+WALKS: dict[str, Numbers] = {
+    "as it is": {},
+    "a row of each block": {"WALKING": 0},
+    "9 blocks": {"WALKING": 1152},
+    "10 blocks": {"WALKING": 1280},
+}
+TOTALS: dict[str, Numbers] = {
+    "as it is": {},
+    "2 loads": {"LOADS": 2, "TURN": 512},
+    "8 loads": {"LOADS": 8, "TURN": 2048},
+    "8 loads, 4 blocks": {"LOADS": 8, "TURN": 2048, "PIECES": 4},
+    "16 blocks": {"PIECES": 16},
+}
+# Numbers that are elsewhere than in grids.py, or have another name there.
+PLACES: dict[str, tuple[Any, str]] = {
+    "AHEAD": (grid_rows_ahead, "AHEAD"),
+    "BLOCKS": (grid_rows_ahead, "RESIDENT"),
+    "WALKING": (grid_totals, "WALKING"),
+    "LOADS": (grid_sums, "LOADS"),
+    "TURN": (grid_sums, "TURN"),
+    "PIECES": (grid_sums, "BLOCKS"),
+}
 VARIED = (
     Varied("cross_entropy", bf16, LARGE, AHEAD),
     Varied("cross_entropy", f32, LARGE, AHEAD),
@@ -58,7 +82,12 @@ VARIED = (
     Varied("softmax", bf16, LARGE, SHARES),
     Varied("softmax", bf16, RAGGED, ENDS),
     Varied("layer_norm", bf16, LARGE, SHARES),
-    Varied("layer_norm", bf16, RAGGED, ENDS),
+    Varied("layer_norm", bf16, RAGGED, {**SHIFTED, **ENDS}),
+    Varied("loss", bf16, LARGE, WALKS),
+    Varied("loss", f32, LARGE, WALKS),
+    Varied("loss", bf16, RAGGED, WALKS),
+    Varied("total", bf16, LARGE, TOTALS),
+    Varied("total", f32, LARGE, TOTALS),
     Varied("rms_norm", f32, LARGE, SHARES),
     Varied("rms_norm", bf16, RAGGED, ENDS),
     Varied("add", bf16, LARGE, THREADS),
@@ -83,9 +112,7 @@ def _made(graph: Graph, numbers: Numbers) -> GridProgram:
     """Compiled with other numbers; nothing of it is in a cache."""
     with ExitStack() as stack:
         for name, k in numbers.items():
-            ahead = name in ("AHEAD", "BLOCKS")
-            own = "RESIDENT" if name == "BLOCKS" else name
-            stack.enter_context(patch.object(grid_rows_ahead if ahead else grids, own, k))
+            stack.enter_context(patch.object(*PLACES.get(name, (grids, name)), k))
         made = GridProgram(graph)
         made.compile()
     return made

@@ -76,49 +76,6 @@ def test_arguments_of_any_size(gpu: Gpu) -> None:
             assert all(map(torch.equal, given, want)), f"after call {k}"
 
 
-class Layers(nn.Module):
-    """Norms, products of one operand, a residual."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4)
-        self.parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        a, b, c = (f(self.norm(x)) for f in self.parts)
-        return torch.tanh(a) * torch.sigmoid(b) + c * x
-
-
-@pytest.mark.parametrize("libraries", [False, True])
-def test_kernels_that_run_beside_each_other(
-    monkeypatch: pytest.MonkeyPatch, libraries: bool
-) -> None:
-    """Launches of a graph in any order that its edges allow give the same."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    monkeypatch.setattr(program, "FEWEST", 0)
-    monkeypatch.setenv("TILEWRIGHT_GPU_BRANCHES", "1")
-    torch.manual_seed(seed)
-    with texts_are_known(monkeypatch):
-        library, machine = fake_machine(libraries=libraries)
-        library.order = random.Random(seed)
-        net = Layers()
-        other = copy.deepcopy(net)
-        fast = on_fake_gpu(net, machine, strict=True)
-        x = torch.randn(3, 4)
-        for _ in range(4):
-            for m, f in ((net, fast), (other, other)):
-                m.zero_grad()
-                f(x).square().sum().backward()
-            for p, q in zip(net.parameters(), other.parameters(), strict=True):
-                assert p.grad is not None and q.grad is not None
-                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
-            for ours, theirs in zip(net.buffers(), other.buffers(), strict=True):
-                torch.testing.assert_close(ours, theirs)
-    assert any(len(x) > 1 for x in library.after.values()), "no kernel waits for two"
-    assert sum(not x for x in library.after.values()) > len(library.graphs) // 2, "no branches"
-
-
 def test_arguments_stay_where_data_is_wrong(gpu: Gpu) -> None:
     _, machine = gpu
     table = torch.arange(5.0)

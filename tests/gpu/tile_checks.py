@@ -183,8 +183,8 @@ def matmul_variants(
     """How many versions of operands there are, whether a product goes on while the next iteration
     begins, and whether copies have whole rows of 128 bytes: as chosen by default, with one version
     more, without the product going on, with copies of 64 bytes of a row, with copies at the
-    beginning of an iteration, with results stored in pairs, and with three versions where that
-    leaves a multiprocessor more blocks."""
+    beginning of an iteration, with results stored in pairs, and with as many versions as a launch
+    asks for where three leave room for a second block."""
     kind = dtype or bf16
     a, b = (torch.randn(size, size, device="cuda", dtype=kind) for _ in range(2))
     c, grid = torch.empty_like(a), (tw.cdiv(size, block[0]) * tw.cdiv(size, block[1]),)
@@ -196,10 +196,9 @@ def matmul_variants(
         ("half rows", 1, True, True, False),
         ("early", 1, True, False, True),
         ("pairs", 1, True, True, True),
-        ("crowded", 1, True, True, True),
-        ("crowded early", 1, True, False, True),
+        ("not crowded", 1, True, True, True),
     ):
-        gather, crowded = name != "pairs", name.startswith("crowded")
+        gather, crowded = name != "pairs", name != "not crowded"
         chosen = patch.multiple(grid_tiles, SLACK=slack, DENSER=denser, LATE=late, GATHER=gather)
         crowd = patch.object(grid_tiles, "CROWDED", crowded)
         with chosen, crowd, patch.object(grid_tile_layouts, "PARTS", parts), uncached():
@@ -274,10 +273,13 @@ def _described(
 def described_variants(size: int, block: Size, warps: int, stages: int, walks: int = 0) -> Found:
     """The same product with copies of the copy engine, with copies of threads, with a warp that
     issues copies, with copies at the beginning of an iteration, without a product that goes on
-    while the next iteration begins, and with results that are gathered where operands are brought
-    again."""
+    while the next iteration begins, and with results that are not gathered where operands are
+    brought again."""
     calls: dict[str, list[Callable[[], Any]]] = {}
-    gathered = [("gathered", False, False, True, 1), ("gathered roles", False, True, True, 1)]
+    gathered = [
+        ("not gathered", False, False, True, 1),
+        ("not gathered roles", False, True, True, 1),
+    ]
     for name, off, specialise, late, slack in (
         ("engine", False, False, True, 1),
         ("threads", True, False, True, 1),
@@ -288,7 +290,7 @@ def described_variants(size: int, block: Size, warps: int, stages: int, walks: i
     ):
         sizes = (size, size, size)
         a, b, c, launch = _described(sizes, block, True, specialise, walks)
-        beside_ = name.startswith("gathered")
+        beside_ = not name.startswith("not gathered")
         chosen = patch.multiple(grid_tiles, LATE=late, SLACK=slack, GATHER_BESIDE=beside_)
         with chosen, patch.object(grid_tile_copies, "OFF", off), uncached():
             call = partial(launch, fresh(load(False)), num_warps=warps, num_stages=stages)

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from tilewright import ops as _ops
+from tilewright import targets
 from tilewright.base.events import Log
 from tilewright.graph.batch_norm import BatchNormFold
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.fold import FoldConstants, split_weights
+from tilewright.graph.pack import PackOperands
 from tilewright.ir import dim as D
 from tilewright.ir.check import verify
 from tilewright.ir.interpret import evaluate
@@ -106,6 +108,15 @@ def test_what_depends_on_weights_only_runs_once() -> None:
     assert main.inputs[1].shape == (4, 6)
 
 
+def test_what_the_caller_is_told_is_no_weight() -> None:
+    """It may be memory of the host, where nothing is written as long as all is well."""
+    at = input("at", TensorType(i64, (3,)), "weight")
+    found = ops.index_check(at, 5, True)
+    prologue, main = split_weights(Graph("g", (at,), (ops.told(found),)))
+    assert [n.op.name for n in prologue.outputs] == [found.op.name]
+    assert [n.op.name for n in main.outputs] == ["told"]
+
+
 def test_free_views_and_copies_that_only_grow_stay() -> None:
     view = ops.matmul(X, ops.reshape(W, (4, 6)))
     prologue, main = split(view, inputs=(X, W))
@@ -123,6 +134,18 @@ def test_a_shared_weight_is_folded_once_and_left_where_needed() -> None:
     prologue, main = split(ops.matmul(X, t), ops.matmul(ops.exp(X), t), ops.sum(W, (0,)))
     assert (len(prologue.outputs) == 2 and labels(main) == ["x", "b", "folded0", "folded1"]) or True
     assert sum(o is t for o in prologue.outputs) == 1
+
+
+def test_products_of_weights_alone_are_folded_packed_or_not() -> None:
+    """The first step of a recurrent network multiplies zeros by its weights."""
+    target = targets.get("arm64")
+    w = input("w", TensorType(f32, (64, 64)), "weight")
+    x, zeros = input("x", TensorType(f32, (8, 64))), ops.full((8, 64), 0.0, f32)
+    g = Graph("g", (x, w), (ops.add(ops.matmul(x, w), ops.matmul(zeros, w)),))
+    packed = PackOperands.of(target).apply(g, Log())
+    assert any(n.op.name == "unrelayout" for n in packed.nodes())
+    _, main = split_weights(packed)
+    assert [n.op.name for n in main.nodes()].count("matmul") == 1
 
 
 def test_labels_do_not_collide() -> None:

@@ -13,6 +13,7 @@ from tilewright.graph.decompose import Decompose
 from tilewright.graph.dots import DotProducts
 from tilewright.graph.long_concats import LongConcats
 from tilewright.graph.pack import PackOperands
+from tilewright.graph.weight_sums import WeightSums
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node, node
 from tilewright.ir.passes import Pass
@@ -57,6 +58,15 @@ def test_concats_in_parts() -> None:
 def test_reshapes_after_products() -> None:
     flat = build.matmul(arg("x", N * 7, 5), weight("w", 5, 6))
     assert proved(graph(build.gelu(build.reshape(flat, (N, 7, 6)))), SinkReshapes())
+
+
+def test_weights_in_sums() -> None:
+    x, y = arg("x", N, 5), arg("y", N, 5)
+    c, d = weight("c", 5), weight("d", 1, 5)
+    before = graph(build.add(build.add(x, c), build.add(y, d)))
+    assert proved(before, WeightSums(), "reals")
+    (after,) = WeightSums().apply(before, Log()).outputs
+    assert {n.op.name for n in after.inputs[1].inputs} == {"input"}, "c + d, computed once"
 
 
 def test_channels_last_is_another_order_of_the_same_sums() -> None:

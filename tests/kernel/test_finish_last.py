@@ -19,6 +19,7 @@ from tilewright.ir.node import Graph
 from tilewright.ir.types import DType, bf16, f32, i64
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
+from tilewright.kernel.defaults import grid_totals
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.interpret import RunError, run, run_group
 from tilewright.kernel.legal import legalise
@@ -28,6 +29,7 @@ from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.text import nest_text, parse_group, parse_nest
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
+from tilewright.targets import nvptx
 
 
 def finished(name: str) -> Nest:
@@ -183,6 +185,46 @@ def test_a_loss_is_one_launch(rows: int, columns: int) -> None:
     text = nest_text(nest)
     assert "_at0: " in text, "the label's element is read before the sums"
     assert text.index("_at0: ") < text.index("max=")
+
+
+def test_blocks_of_a_loss_walk_over_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as run at a time; one that has one row takes half as long again to say that it is
+    done. What threads exchange for a row is not changed before all have read it."""
+    assert GPU.grid is not None
+    monkeypatch.setattr(grid_totals, "WALKING", 128)
+    one = nvptx.with_numbers(GPU, multiprocessors=1)
+    (g,) = groups(loss(bf16, 7, 2048))
+    nest = default_schedule(g, one)[1]
+    verify(nest)
+    judge(g, nest, {}, bf16)
+    code = emit_kernels(legalise(nest, one), one)
+    assert code.launches[0].blocks[0] == 2
+    args = inputs(g, {})
+    want, got = run_group(g, args, {}), emulate.run_kernels(code, args, {}, 16)
+    for name, x in got.items():
+        np.testing.assert_allclose(x, want[name], rtol=1e-4)
+    with pytest.raises(RunError):
+        simt.run(edited(nest, without_barriers), args)
+
+
+@pytest.mark.parametrize("d", [bf16, f32], ids=str)
+@pytest.mark.parametrize("size", [(8192, 4096), (8191, 4099)])
+def test_rows_that_blocks_walk_over_stay_in_registers(d: DType, size: tuple[int, int]) -> None:
+    assert GPU.grid is not None
+    (g,) = groups(loss(d, *size))
+    code = emit_kernels(legalise(default_schedule(g, GPU)[1], GPU), GPU)
+    (launch,) = code.launches
+    threads = launch.threads[0] * launch.blocks[0] // GPU.grid.multiprocessors
+    assert threads == grid_totals.WALKING
+    assert all(x.spilled == 0 for x in assemble(assembly(code.text, GPU), GPU.cpu))
+
+
+def test_blocks_of_one_warp_walk_over_rows_too() -> None:
+    """There is a limit to the blocks of a multiprocessor."""
+    (g,) = groups(loss(bf16, 8193, 64))
+    nest = default_schedule(g, nvptx.with_numbers(GPU, multiprocessors=2))[1]
+    made = emit_kernels(legalise(nest, GPU), GPU)
+    assert [x.blocks[0] for x in made.launches] == [2 * 32]
 
 
 def test_the_terms_of_a_loss_stay_cheap() -> None:

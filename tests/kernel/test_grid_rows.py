@@ -90,10 +90,14 @@ def test_rows_that_begin_anywhere_are_vectors(name: str, d: DType) -> None:
 
 
 def test_where_weights_begin_is_computed_once() -> None:
-    """All vectors of a row begin as far past a multiple of 16 bytes."""
+    """All vectors of a row begin as far past a multiple of 8 bytes: each is three halves of
+    vectors. There are registers for nine blocks of a multiprocessor."""
     (g,) = groups(PROGRAMS["layer_norm"](bf16, 9, 4099))
     ptx = assembly(emit_kernels(legalise(scheduled(g), GPU), GPU).text, GPU)
-    assert ptx.count("ld.global.nc.v4.b32") == 20 and ptx.count("and.b64") <= 2
+    assert ptx.count("ld.global.nc.v4.b32") == 4 and ptx.count("ld.global.nc.v2.b32") == 3 * 8
+    assert ptx.count("and.b64") <= 3
+    (made,) = assemble(ptx, GPU.cpu)
+    assert made.registers <= 56 and made.spilled == 0
 
 
 def test_rows_that_begin_anywhere_share_a_block() -> None:

@@ -18,6 +18,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
+from tilewright.kernel.defaults import grid_sums
 from tilewright.kernel.group import Group
 from tilewright.kernel.interpret import run_group
 from tilewright.kernel.legal import legalise
@@ -29,6 +30,7 @@ from tilewright.kernel.text import nest_text, parse_group
 from tilewright.kernel.threads import launches
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
+from tilewright.targets import nvptx
 
 GPU = targets.get("cuda:90")
 CAPABILITIES = ["cuda:75", "cuda:80", "cuda:90"]
@@ -97,6 +99,34 @@ def test_a_row_is_read_once_and_as_vectors(name: str, d: DType) -> None:
     # One for each sum; threads store what is their own, so nothing else has to wait.
     sums = {"rms_norm": 1}.get(name, 2)
     assert ptx.count("bar.sync") == sums
+
+
+@pytest.mark.parametrize("d", [f32, bf16], ids=str)
+def test_a_total_is_read_in_vectors_by_all_multiprocessors(d: DType) -> None:
+    """Threads have some vectors on their way at a time; memory gets the sum of a piece once."""
+    assert GPU.grid is not None
+    (g,) = groups(PROGRAMS["total"](d, 2048, 4096))
+    code = emit_kernels(legalise(default_schedule(g, GPU)[1], GPU), GPU)
+    (launch,) = code.launches
+    wanted = range(4 * GPU.grid.multiprocessors, 8 * GPU.grid.multiprocessors + 1)
+    assert launch.blocks[0] in wanted
+    ptx = assembly(code.text, GPU)
+    assert ptx.count("ld.global.nc.v4") >= grid_sums.LOADS and "ld.global.nc.b" not in ptx
+    assert ptx.count("st.global") == 3  # a piece, the result, the counter
+
+
+def test_totals_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of several turns, of which the last ones are short."""
+    monkeypatch.setattr(grid_sums, "THREADS", 8)
+    monkeypatch.setattr(grid_sums, "TURN", 8 * grid_sums.LOADS)
+    monkeypatch.setattr(grid_sums, "BLOCK_WORK", 64)
+    few = nvptx.with_numbers(GPU, multiprocessors=2)
+    for size in ((64, 256), (13, 67), (5, 1000)):
+        for g in groups(PROGRAMS["total"](bf16, *size)):
+            nest = default_schedule(g, few)[1]
+            verify(nest)
+            judge(g, nest, {}, bf16)
+            assert nest_text(nest).count("block.x") == 1
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Barrier, Nest, Stmt, Wait, transform
 from tilewright.kernel.step import Trace, apply, print_trace
 from tilewright.kernel.steps.distribute import Distribute
+from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.text import nest_text
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.front.functions import Argument
@@ -190,6 +191,15 @@ def test_two_blocks_of_a_large_product_fit() -> None:
     (found,) = assemble(cached_ptx(made.text, target), target.cpu)
     assert found.spilled == 0 and found.registers <= 128
     assert made.launches[0].shared <= 113 * 1024
+
+
+def test_copies_are_behind_products_where_versions_do_not_fit() -> None:
+    """Of five versions that a launch asks for four fit: all are used, three of them ahead."""
+    kernel, _, _ = product((128, 256, 256), (128, 256, 64))
+    trace, nest = schedule_tile_grid(lower(kernel, threads=True).nest, for_capability(90), 8, 5)
+    steps = [x for x in trace if isinstance(x, Pipeline)]
+    assert {(x.ahead, x.slack, x.late) for x in steps} == {(3, 1, True)}
+    assert {b.shape[0] for b in nest.buffers if b.name in [x.stage for x in steps]} == {4}
 
 
 # ---- grouped orders of programs

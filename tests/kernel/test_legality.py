@@ -86,6 +86,13 @@ def test_what_one_loop_carries(store: str, kinds: set[str]) -> None:
         assert str(c.first) in c.reason or str(c.second) in c.reason
 
 
+def test_a_loop_of_one_iteration_carries_nothing() -> None:
+    """A batch of one image: what reads the first result at index 0 may share its loops."""
+    n = nest("  for i in 1:\n    for j in 9:\n      y: y[9*i+j] = y[j]\n")
+    assert not carried(n, find(n, "i")[0][0])
+    apply(n, parse_trace("Reorder(('j', 'i'))"))
+
+
 # the store in `for i in 5: for j in 6`, and whether the loops may trade places
 TWO_LOOPS = [
     ("y: y[6*i+j] = x[i]", True),

@@ -37,7 +37,8 @@ from tilewright.kernel.nest import (
 from tilewright.kernel.roles import role_loop
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.text import nest_text, parse_group, parse_nest
-from tilewright.llvm.grid import Kernels, emit_kernels
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.launch import Kernels
 from tilewright.llvm.objects import assembly
 
 GPU = targets.get("cuda:90")

@@ -155,14 +155,16 @@ def persistent_kernel(a, b, c, n, BM: tl.constexpr, BN: tl.constexpr, BK: tl.con
         tl.store(c + at_m[:, None] * n + at_n[None, :], sums.to(tl.bfloat16))
 
 
-@pytest.mark.parametrize(("columns", "gathered"), [(128, True), (256, False)])
-def test_results_are_gathered_where_there_is_room(columns: int, gathered: bool) -> None:
-    """In a loop over tiles operands of the next one are brought meanwhile."""
+@pytest.mark.parametrize(("columns", "versions"), [(128, 4), (256, 3)])
+def test_results_are_gathered_beside_operands(columns: int, versions: int) -> None:
+    """In a loop over tiles operands of the next one are brought meanwhile: where results leave them
+    less room, there are fewer versions of these."""
     a = numbers(16)
     blocks = {"BM": 128, "BN": columns, "BK": 64}
     kernel = translate(persistent_kernel, described(a=a, b=a, c=a, n=256, **blocks))
     nest = scheduled(kernel, 8)[1]
-    assert ("_out" in nest_text(nest)) is gathered
+    kept = {b.name: b.shape for b in nest.buffers if b.scope == "shared"}
+    assert kept["s9_out"] == (128, columns) and kept["t4"] == (versions, 128, 64)
     shared = emit_kernels(legalise(nest, TARGET), TARGET).launches[0].shared
     assert TARGET.grid is not None and shared <= TARGET.grid.block_shared
 

@@ -28,8 +28,9 @@ from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.text import parse_nest
-from tilewright.llvm.grid import blocks_of, emit_kernels
+from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.grid_math import FUNCTIONS
+from tilewright.llvm.launch import blocks_of
 from tilewright.llvm.objects import assembly
 from tilewright.llvm.vmath import ERROR_BOUNDS
 

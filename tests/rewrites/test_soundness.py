@@ -68,12 +68,16 @@ WRONG_LAWS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     ),
     "x >= y is x > y": (lambda p: p.setitem(form.SWAPPED, "ge", "lt"), "x>=y is x>y"),
     "numbers are tests": (lambda p: p.setattr(form, "is_test", lambda f: True), "x*x=x"),
+    "all sums have the same indices": (
+        lambda p: p.setattr(Forms, "_height_within", lambda forms, t: 0),
+        "sums_within_sums",
+    ),
     "a cut keeps the range": (
         lambda p: p.setattr(form, "_cut", lambda s, c: (0, extent(s))),
         "sum_without_its_last",
     ),
     "sums have no order": (
-        lambda p: p.setattr(form, "_orders", lambda a, b, fixed=False: right_orders(a, b)),
+        lambda p: p.setattr(form, "_orders", lambda a, b, *_, **__: right_orders(a, b)),
         "axes_of_a_float_sum",
     ),
 }

@@ -296,6 +296,13 @@ def sum_of_a_constant(m: Maker) -> Pair:
     return ops.sum(ops.add(x, 1.0), (1,)), ops.add(ops.sum(x, (1,)), 1.0)
 
 
+def sums_within_sums(m: Maker) -> Pair:
+    n = m.dim(lo=2)
+    x = m.tensor("x", (n, n))
+    rows, columns = (ops.tanh(ops.sum(x, (k,))) for k in (1, 0))
+    return ops.sum(rows, (0,)), ops.sum(columns, (0,))
+
+
 def maximum_of_a_sum(m: Maker) -> Pair:
     shape = m.shape(2, lo=2)
     x, y = m.tensor("x", shape), m.tensor("y", shape)
@@ -417,6 +424,7 @@ POSITIONS = tuple(
         padding_that_is_kept,
         conv_padded_by_one_side,
         sum_of_halves_forgets_one,
+        sums_within_sums,
         where_of_swapped_branches,
         sum_without_its_last,
     )

@@ -13,7 +13,7 @@ import pytest
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.ir import dim as D
 from tilewright.llvm.bulk_copies import Box
-from tilewright.llvm.grid import Launch
+from tilewright.llvm.launch import Launch
 from tilewright.runtime.cuda import driver as driver_module
 from tilewright.runtime.cuda.device import Device, describe, gpu_at
 from tilewright.runtime.cuda.driver import CudaError, Driver

@@ -12,7 +12,7 @@ from tilewright import targets
 from tilewright.base.errors import Unsupported
 from tilewright.kernel.tasks import ARENA, Use, ordered
 from tilewright.llvm import tasks as layout
-from tilewright.llvm.grid import Launch
+from tilewright.llvm.launch import Launch
 from tilewright.llvm.objects import assembly
 from tilewright.llvm.tasks import Kind, emit_tasks, merged
 from tilewright.runtime.cuda import program, tasks

@@ -1,9 +1,10 @@
 """The one place where the suites touch the compiler: how it is called and how its work is counted.
 
-Every suite takes a backend by name: `tilewright`, `interpreter` for the same with definitions
-evaluated by numpy, or one of torch's. `counting` captures with the same decompositions, counts the
-operators that reach a backend and runs them in eager: the suites can be tried on it, and cold
-compile time is measured against it.
+Every suite takes a backend by name: `tilewright`, `searched` for the same by the graph that a
+search prefers whatever a clock says of it, `interpreter` for the same with definitions evaluated by
+numpy, or one of torch's. `counting` captures with the same decompositions, counts the operators
+that reach a backend and runs them in eager: the suites can be tried on it, and cold compile time is
+measured against it.
 """
 
 import re
@@ -18,10 +19,12 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 
 import tilewright as tw
 from tilewright.capture.torch.decompositions import decompositions
+from tilewright.driver.program.searched import with_search
 from tilewright.driver.torch.backend import FallbackError
 
-OURS = {
+OURS: dict[str, dict[str, Any]] = {
     "tilewright": {},
+    "searched": {"passes": str(with_search(tw.passes()))},
     # Numpy evaluates every operator's definition: slow, and right or wrong without code generation.
     "interpreter": {"executor": "interpreter"},
 }

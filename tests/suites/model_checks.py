@@ -49,7 +49,7 @@ def whole_graph(
 
 
 def _unnatural(work: Work, backend: str) -> list[str]:
-    if backend not in ("tilewright", "counting"):
+    if backend not in ("tilewright", "searched", "counting"):
         return []
     missing = [] if work.kernels else ["no native kernel ran"]
     return missing + [f"{name} fell back to eager" for name in work.fallbacks]

@@ -4,6 +4,7 @@
     python -m tests.suites.opinfo                          # the same, fallbacks and breaks allowed
     python -m tests.suites.opinfo --op add,nn.functional.* --samples 5 --dtype bfloat16
     python -m tests.suites.opinfo --slice 0:50 --backend counting
+    python -m tests.suites.opinfo --strict --backend searched  # with a search for other graphs
 
 What is known not to be right stands in opinfo_expected.json with a reason. An entry that fails
 without standing there fails the run, and so does one that stands there and passes; `--update`
@@ -34,7 +35,7 @@ EXPECTED = Path(__file__).with_name("opinfo_expected.json")
 
 def expected(settings: Settings) -> dict[str, str]:
     """Entries known not to be right, with the reason."""
-    if settings.backend != "tilewright" or not EXPECTED.exists():
+    if settings.backend not in ("tilewright", "searched") or not EXPECTED.exists():
         return {}
     return json.loads(EXPECTED.read_text()).get(settings.dtype, {}).get(settings.mode, {})
 

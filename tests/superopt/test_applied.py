@@ -10,7 +10,7 @@ from tilewright.ir.node import Node, input, node
 from tilewright.ir.operator import OPERATORS
 from tilewright.ir.pattern import Rule
 from tilewright.ir.types import DType, TensorType, f16, f32, i32
-from tilewright.superopt.applied import at_kinds, rules_of
+from tilewright.superopt.applied import at_kinds, of_several, rules_of
 from tilewright.superopt.classes import Classes
 from tilewright.superopt.merge import merged, merges
 from tilewright.superopt.seconds import constant_classes
@@ -137,3 +137,23 @@ def test_any_number_of_products_becomes_one() -> None:
     found = list(merged(classes, rules, constant_classes(classes)))
     assert {n for n, _, _ in found} == {p for p in products if p.inputs[1] is not odd}
     assert all(n.type == made.type for n, made, _ in found)
+
+
+def test_a_rule_of_two_parts_is_one_of_several() -> None:
+    """Of neighbours that it holds of; a rule of other operators is none."""
+    there, back = both(BESIDE)
+    several = of_several(there)
+    assert several is not None and of_several(back) is None
+    x, y, other = tensor("x", 4, 8), tensor("y", 4, 8), tensor("other", 4, 3)
+    weights = [tensor(f"w{k}", 8, 2 + k) for k in range(4)]
+    a, b, c, d = (make("matmul", x, w) for w in weights)
+    of_y = make("matmul", y, weights[0])
+    two = make("concat", *weights[:2], axis=1)
+    three = make("concat", two, weights[2], axis=1)
+    assert applied(several, make("concat", a, b, c, axis=1)) is make("matmul", x, three)
+    among = make("concat", other, a, b, c, of_y, d, axis=1)
+    assert applied(several, among) is make(
+        "concat", other, make("matmul", x, three), of_y, d, axis=1
+    )
+    assert applied(several, make("concat", a, other, b, of_y, axis=1)) is None
+    assert applied(several, make("concat", a, b, axis=1)) is None  # that is the rule of two

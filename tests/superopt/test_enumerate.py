@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,11 +13,11 @@ from tilewright.ir.node import Graph, Input
 from tilewright.ir.positions import static
 from tilewright.ir.types import f64
 from tilewright.rewrites.proofs.prove import inputs_of
-from tilewright.superopt.blocks import Marks, Sizes
+from tilewright.superopt.blocks import Marks, Sizes, names
 from tilewright.superopt.enumerate import Space, enumerated
 from tilewright.superopt.fingerprint import PRIMES, remainder
 from tilewright.superopt.terms import Equality, equalities, leaves
-from tilewright.superopt.vocabulary import IMAGES, MATRICES, Vocabulary
+from tilewright.superopt.vocabulary import GROUPS, IMAGES, MATRICES, Instance, Vocabulary
 
 X, W = ("m", "k"), ("k", "k")
 SMALL = Vocabulary("small", ("matmul", "add"), (("x1", X), ("w1", W), ("w2", W)), {"m": 2, "k": 3})
@@ -70,7 +72,8 @@ def test_laws_are_found_again() -> None:
 
 
 def test_every_value_has_one_program(matrices: Space) -> None:
-    for kind, rows in matrices.rows.items():
+    for kind, tensors in matrices.tensors.items():
+        rows = tensors.values[0]
         assert len({r.tobytes() for r in rows}) == len(rows), kind
 
 
@@ -82,14 +85,40 @@ def test_images() -> None:
     assert all(holds(e, 2) for e in true if "h" not in e.symbols)
 
 
+def test_groups_of_channels() -> None:
+    """A grouped convolution is one for each group; so it is found and proved."""
+    few = replace(
+        GROUPS,
+        operators=("conv", "slice"),
+        leaves=tuple(x for x in GROUPS.leaves if x[0] in ("i1", "k2")),
+    )
+    settings = "stride=(1, 1), padding=(0, 0), dilation=(1, 1)"
+    half = "axis={}, start=first, stop=middle"
+    whole = f"slice(conv(i1, k1, {settings}, groups=2), {half.format(1)})"
+    parts = f"conv(slice(i1, {half.format(1)}), slice(k1, {half.format(0)}), {settings})"
+    found = {f"{e.left}": e for e in equalities(enumerated(few, 3)) if str(e.right) == whole}
+    assert found[parts].is_proved()
+
+
 def test_blocks_keep_their_order() -> None:
-    marks = Marks()
-    x, w = marks.type(X, f64), marks.type(W, f64)
-    marks.joined("m", "k")
-    assert marks.kind(type(x)(f64, (x.shape[0] + w.shape[0], w.shape[1]))) == (("m", "k"), "k")
-    marks.joined("k", "m")
-    assert marks.kind(type(x)(f64, (x.shape[0] + w.shape[0], w.shape[1]))) == (("k", "m"), "k")
-    assert marks.kind(type(x)(f64, (x.shape[0] * 2 + 1,))) is None
+    marks, joined = Marks(), Instance("concat", (("axis", 0),))
+    assert joined.kind(marks, (X, W)) == (("m", "k"), "k")
+    assert joined.kind(marks, (W, X)) == (("k", "m"), "k")
+    assert joined.kind(marks, (X, X)) == (("m", "m"), "k")
+
+
+def test_a_size_that_an_operator_makes() -> None:
+    """A stride makes a size of its own, the same by whatever operator, for all meanings of it."""
+    marks, image = Marks(), ("n", "c", "h", "w")
+    settings = (("stride", (2, 2)), ("padding", (1, 1)))
+    conv = Instance("conv", (*settings, ("dilation", (1, 1))))
+    pool = Instance("avg_pool", (("kernel", (3, 3)), *settings))
+    made = conv.kind(marks, (image, ("o", "c", 3, 3)))
+    pooled = pool.kind(marks, (image,))
+    assert made is not None and pooled is not None
+    assert made[:2] == ("n", "o") and made[2:] == pooled[2:] and made[2] not in image
+    assert Sizes({"n": 1, "o": 5, "c": 2, "h": 7, "w": 8}).shape(made) == (1, 5, 4, 4)
+    assert names(made[2]) >= {"h"}
 
 
 def test_remainders() -> None:

@@ -33,6 +33,15 @@ def test_a_file_of_rules(mined: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert all(r["seconds"] > 0 and r["points"] > 50 for r in kept["rules"])
 
 
+def test_operators_that_join_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mine", "matrices", "--joining"]) == 0
+    lines = {x.split()[0]: x for x in capsys.readouterr().out.splitlines()[2:]}
+    assert lines["matmul"].count("yes") == 2 and lines["maximum"].count("yes") == 1
+    assert "not whole" in lines["exp"] and "takes 3 tensors" in lines["where"]
+    assert "is random" in lines["rand"]
+    assert main(["mine", "tables", "--joining"]) == 2
+
+
 def test_an_edited_rule_is_proved_again_or_refused(mined: Path, tmp_path: Path) -> None:
     kept = json.loads(mined.read_text())
     edited = tmp_path / "edited.json"

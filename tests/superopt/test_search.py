@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tilewright import ops
+from tilewright import ops, rewrites
 from tilewright.base.errors import Invalid
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Input, Node, input, topological
@@ -18,6 +18,8 @@ from tilewright.ir.types import TensorType, f64
 from tilewright.superopt.classes import Because, Classes
 from tilewright.superopt.extract import cheapest, components
 from tilewright.superopt.saturate import Budget, saturate
+from tilewright.superopt.search import holds_of_floats, searched_rules
+from tilewright.superopt.text import parse_equality
 
 SAID = Because("said")
 A, B, C = Var("a"), Var("b"), Var("c")
@@ -220,3 +222,37 @@ def test_deep_graphs_with_shared_values() -> None:
     for _ in range(1100):
         x = make("add", make("neg", x), x)
     assert cheapest(Classes((x,)), (x,), cost).cost == pytest.approx(1100 * 3)
+
+
+def test_operands_of_any_number_match_other_members() -> None:
+    """Three tensors turn out to be slices of one: put together they are that one."""
+    whole = tensor("w", 9)
+    parts = [tensor(n) for n in "abc"]
+    joined = ops.concat(parts, 0)
+    classes = Classes((joined, whole))
+    for k, n in enumerate(parts):
+        part = ops.slice(whole, 0, 3 * k, 3 * k + 3)
+        classes.add(part)
+        classes.join(n, part, SAID)
+    classes.settle()
+    (rule,) = (r for r in rewrites.all_rules() if r.name == "concat-slices")
+    (all_of_it,) = (r for r in rewrites.all_rules() if r.name == "slice-all")
+    saturate(classes, [rule, all_of_it])
+    assert classes.leader(joined) is classes.leader(whole)
+    assert [p.rule for p in classes.why([(joined, whole)])].count("said") == 3
+
+
+def test_what_floats_cannot_follow_is_not_searched() -> None:
+    """Exponentials overflow where sums of exponents do not; what cancels may be there to round."""
+    for text in (
+        "mul(exp(a), exp(b)) == exp(add(a, b)) where a: [m], b: [m]",
+        "sub(add(a, b), b) == a where a: [m], b: [m]",
+    ):
+        e = parse_equality(text)
+        assert e.is_proved() and not holds_of_floats(e)
+    moved = (
+        "slice(concat(a, b, axis=0), axis=0, start=first, stop=middle) == a where a: [m], b: [n]"
+    )
+    assert holds_of_floats(parse_equality(moved))
+    named = [r.name for r in searched_rules()]
+    assert any(n.startswith("quotients") for n in named)

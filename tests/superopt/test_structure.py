@@ -48,7 +48,9 @@ def test_many_at_once(name: str) -> None:
             sum(r @ m for r, m in zip(rows, s.matrices, strict=True)), want
         )
     if form == "bilinear":
-        np.testing.assert_array_equal(np.einsum("ni,nj,ijk->nk", *rows, s.products), want)
+        weights = rng.integers(1, 99, s.size).astype(float)
+        found = np.einsum("ni,nj,ij->n", *rows, s.forms(weights, 101))
+        np.testing.assert_array_equal(found % 101, np.asarray(want) @ weights % 101)
 
 
 def test_the_first_of_several_results() -> None:

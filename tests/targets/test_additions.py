@@ -20,7 +20,8 @@ from tilewright.kernel.nest import Nest
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.text import nest_text, parse_nest
-from tilewright.llvm.grid import Kernels, emit_kernels
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.launch import Kernels
 from tilewright.llvm.objects import assembly
 
 GPU = targets.get("cuda:90")

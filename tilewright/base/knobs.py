@@ -270,13 +270,6 @@ plain_capture: Knob[bool] = Knob(
     "0 passes all graphs to AOTAutograd, also those without gradients and changes in place",
     _show_bool,
 )
-gpu_branches: Knob[bool] = Knob(
-    "TILEWRIGHT_GPU_BRANCHES",
-    lambda: False,
-    _parse_bool,
-    "1 lets kernels of a CUDA graph run beside each other where they use different memory",
-    _show_bool,
-)
 checks: Knob[bool] = Knob(
     "TILEWRIGHT_CHECK_DATA",
     lambda: True,

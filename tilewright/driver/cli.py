@@ -130,13 +130,23 @@ def argument_parser() -> argparse.ArgumentParser:
             made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
             made.add_argument("--form", choices=KERNEL_FORMS, help="of that kernel (all)")
     listed = command("prove", _rules, "prove the rewrite rules, and say which are only tested")
-    listed.add_argument("name", nargs="*", help="of rules, such as add-0 or 'slice-*' (all)")
+    listed.add_argument(
+        "name", nargs="*", help="of rules, such as add-0 or 'slice-*' (all), or a FILE.json of them"
+    )
+    listed.add_argument("--axioms", action="store_true", help="those in the place of the rules")
+    listed.add_argument(
+        "--z3", action="store_true", help="ask Z3 too, whether they follow from axioms"
+    )
     listed.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    listed.add_argument(
+        "--write", type=Path, metavar="FILE", help="write a file of the rules with their proofs"
+    )
     mined = command("mine", _mine, "find rewrite rules by enumeration, and prove them")
     mined.add_argument("vocabulary", help="operators and leaves, such as matrices")
     mined.add_argument("--operators", type=_positive, default=3, help="of a program, at most")
     mined.add_argument("--seed", type=int, default=0, help="of the values that are compared")
     mined.add_argument("--count", action="store_true", help="candidates only: nothing is proved")
+    mined.add_argument("--joining", action="store_true", help="which operators join, and why not")
     mined.add_argument("--out", type=Path, metavar="FILE", help="write the rules there")
     kept = command("records", _records, "list, merge or check schedules that tuning recorded")
     kept.add_argument("what", choices=("list", "best", "merge", "check"))
@@ -298,10 +308,14 @@ def _records(given: argparse.Namespace, console: Console) -> int:
 
 
 def _rules(given: argparse.Namespace, console: Console) -> int:
-    return import_module(_RULES).show(given.name, given.json, console)
+    rules = import_module(_RULES)
+    asked = rules.Asked(given.name, given.axioms, given.z3, given.json, given.write)
+    return rules.show(asked, console)
 
 
 def _mine(given: argparse.Namespace, console: Console) -> int:
+    if given.joining:
+        return import_module(_MINE).show_joining(given.vocabulary)
     how = given.operators, given.seed, given.out, given.count
     return import_module(_MINE).show(given.vocabulary, *how, console)
 

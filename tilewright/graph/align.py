@@ -14,6 +14,7 @@ from tilewright.graph.classify import facts
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, node
+from tilewright.ir.operator import is_composed
 from tilewright.ir.passes import Pass
 from tilewright.ir.types import TupleType
 from tilewright.ops.reductions import Reduction
@@ -22,7 +23,8 @@ from tilewright.ops.views import reshape
 
 @dataclass(frozen=True)
 class SinkReshapes(Pass):
-    """`f(reshape(x), …)` -> `reshape(f(x, …))` where x is a contraction or its epilogue."""
+    """`f(reshape(x), …)` -> `reshape(f(x, …))` where x is a contraction or its epilogue. What is
+    written in other operators stays."""
 
     def apply(self, program: Graph, log: Log) -> Graph:
         graph = program
@@ -33,13 +35,13 @@ class SinkReshapes(Pass):
         for n in graph.nodes():
             ins = tuple([new[x] for x in n.inputs])
             fresh = n if ins == n.inputs else node(n.op, *ins)
-            if isinstance(fresh.type, TupleType):
+            if isinstance(fresh.type, TupleType) or is_composed(fresh.op):
                 new[n] = fresh
                 continue
             f = facts(fresh)
             if f.kind == "contract":
                 epilogue.add(fresh)
-            elif f.reshape and facts(ins[0]).reshape:
+            elif f.reshape and _is_reshape(ins[0]):
                 fresh = reshape(ins[0].inputs[0], fresh.shape)
             elif isinstance(fresh.op, Reduction) and (moved := _reduced(fresh, epilogue)):
                 epilogue.add(moved)
@@ -66,7 +68,7 @@ class SinkReshapes(Pass):
 def _reduced(n: Node, epilogue: set[Node]) -> Node | None:
     """A reduction over the shape from before a reshape that only adds or removes axes of one."""
     (x,) = n.inputs
-    if not facts(x).reshape or x.inputs[0] not in epilogue:
+    if not _is_reshape(x) or x.inputs[0] not in epilogue:
         return None
     assert isinstance(n.op, Reduction)
     base = x.inputs[0]
@@ -77,6 +79,10 @@ def _reduced(n: Node, epilogue: set[Node]) -> Node | None:
         return None
     axes = tuple(new[old.index(k)] for k in n.op.axes)
     return node(replace(n.op, axes=axes, keepdims=True), base)
+
+
+def _is_reshape(n: Node) -> bool:
+    return not is_composed(n.op) and facts(n).reshape
 
 
 def _long_axes(shape: Sequence[Dim]) -> list[int]:
@@ -90,7 +96,7 @@ def _same(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 def _sink(n: Node, epilogue: set[Node]) -> Node | None:
     """n over the shape from before a reshape, or None where an operand has no such form."""
     for x in n.inputs:
-        if facts(x).reshape and x.inputs[0] in epilogue and _same(x.shape, n.shape):
+        if _is_reshape(x) and x.inputs[0] in epilogue and _same(x.shape, n.shape):
             shape = x.inputs[0].shape
             moved = [_in_shape(o, n.shape, shape) for o in n.inputs]
             operands = [o for o in moved if o is not None]
@@ -105,7 +111,7 @@ def _sink(n: Node, epilogue: set[Node]) -> Node | None:
 def _in_shape(x: Node, old: Sequence[Dim], new: Sequence[Dim]) -> Node | None:
     """x, which broadcasts to `old`, as what broadcasts to `new` with the same elements."""
     if _same(x.shape, old):
-        base = x.inputs[0] if facts(x).reshape else x
+        base = x.inputs[0] if _is_reshape(x) else x
         return reshape(base, new)
     common = 0
     while common < min(len(old), len(new)) and D.known_eq(old[-1 - common], new[-1 - common]):
@@ -115,6 +121,6 @@ def _in_shape(x: Node, old: Sequence[Dim], new: Sequence[Dim]) -> Node | None:
         own.pop(0)
     if len(own) > common:
         return None
-    if facts(x).reshape and _same(x.inputs[0].shape, own):
+    if _is_reshape(x) and _same(x.inputs[0].shape, own):
         return x.inputs[0]
     return reshape(x, own)

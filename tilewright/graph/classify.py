@@ -16,8 +16,8 @@ from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value
-from tilewright.ir.node import Constant, Input, Item, Node, Op
-from tilewright.ir.operator import definition, is_composed, stages
+from tilewright.ir.node import Constant, Input, Item, Node, Op, topological
+from tilewright.ir.operator import composed_alone, definition, is_composed, stages
 from tilewright.ir.positions import linear_index
 from tilewright.ir.scalar import cost_of
 from tilewright.ir.types import TensorType, TupleType, Type
@@ -79,6 +79,14 @@ def classify(n: Node) -> str:
     return facts(n).kind
 
 
+def contractions(n: Node) -> int:
+    """How many sums of products it is computed by, itself or what it is written in terms of."""
+    if is_composed(n.op):
+        inputs, outputs = composed_alone(n)
+        return sum(map(contractions, topological(outputs, stop=inputs.values())))
+    return facts(n).kind == "contract"
+
+
 def facts(n: Node) -> Facts:
     # Cached with the node: hashing an operator and its types costs more than the lookup.
     found = n.facts
@@ -127,7 +135,8 @@ def _facts(_: type[Op], op: Op, types: tuple[Type, ...]) -> Facts:
         outer = None if kind == "contract" else _outer(accesses, ins, out, reduce)
         return Facts(kind, ins, outs, reduce, accesses, flops + 1, outer=outer)
     # A concat whose other parts are empty reads one of several inputs: a map, not a renaming.
-    view = isinstance(out.body, Load) and len(accesses) == len(ins) == 1
+    # What the caller is told is written by its own rule.
+    view = isinstance(out.body, Load) and len(accesses) == len(ins) == 1 and not op.told
     return Facts(
         "view" if view else "map",
         ins,

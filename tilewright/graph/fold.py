@@ -179,9 +179,12 @@ def split_weights(graph: Graph, growth: int = GROWTH, views: bool = True) -> tup
         f = facts[n]
         if not f.only or not f.weights or n in f.weights or not isinstance(n.type, TensorType):
             return True
+        if n.op.told:  # memory of the host, where zero is not written: nothing may read it
+            return True
         # A kernel reads through such a view at no cost. Behind a barrier the packed form is
         # stored, and read through.
-        if n.op.ordered or (not n.op.barrier and _reads_packed(n)) or (n.op.view and not views):
+        reads = not n.op.barrier and _reads_packed(n) and not _is_product(n)
+        if n.op.ordered or reads or (n.op.view and not views):
             return True
         size, made_of = n.type.size, sum(int(w.ttype.size) for w in f.weights)  # type: ignore[arg-type]
         return not isinstance(size, int) or size > growth * made_of
@@ -221,6 +224,11 @@ def split_weights(graph: Graph, growth: int = GROWTH, views: bool = True) -> tup
         _moved_places(graph, new),
     )
     return prologue, main
+
+
+def _is_product(n: Node) -> bool:
+    """Is it more than reading: sums of products?"""
+    return not is_composed(n.op) and classify(n) == "contract"
 
 
 def _reads_packed(n: Node) -> bool:

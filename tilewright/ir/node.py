@@ -36,6 +36,7 @@ class Op:
     positions: ClassVar[tuple[int, ...]] = ()
     barrier: ClassVar[bool] = False  # its result is always stored: consumers never recompute it
     inline: ClassVar[bool] = False  # kernels read through it; it is never stored
+    told: ClassVar[bool] = False  # where its result is not 0, whoever waits for it is told
 
     @property
     def unpacks(self) -> Map | None:

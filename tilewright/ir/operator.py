@@ -102,6 +102,13 @@ def composition(n: Node) -> tuple[Node, ...]:
     return out
 
 
+def composed_alone(n: Node) -> tuple[dict[Node, Node], tuple[Node, ...]]:
+    """The outputs of a composed node over inputs of which nothing is known, and these by operand:
+    a composition may look at what its operands are made of, and leave them out."""
+    table = {x: input(f"x{k}", x.ttype) for k, x in enumerate(dict.fromkeys(n.inputs))}
+    return table, composition(node(n.op, *(table[x] for x in n.inputs)))
+
+
 def definition(
     op: Op, types: tuple[TensorType, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

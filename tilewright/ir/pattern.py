@@ -157,11 +157,16 @@ Forms = Callable[[Node], Iterable[Node]]
 """Nodes known to be equal to an operand, that one among them: a pattern may match any of them."""
 
 
+def itself(n: Node) -> tuple[Node, ...]:
+    """The one form of a node of which nothing else is known."""
+    return (n,)
+
+
 def match(
     pattern: Pattern,
     n: Node,
     uses: Mapping[Node, int] | None = None,
-    forms: Forms = lambda n: (n,),
+    forms: Forms = itself,
 ) -> Iterator[Match]:
     """Every way in which the pattern matches at n, whose operands may be any of their forms."""
     for bindings, nodes in _match(pattern, n, {}, (), forms):
@@ -221,14 +226,34 @@ def _match_all(
     first = ps[0]
     if isinstance(first, Rest):
         bound = env.get(first.name)
-        if bound is None or bound == ns:
-            yield {**env, first.name: ns}, seen
+        for some in _alike(ns, forms):
+            if bound is None or bound == some:
+                yield {**env, first.name: some}, seen
         return
     if not ns:
         return
     for form in (ns[0],) if isinstance(first, Var) else forms(ns[0]):
         for inner, nodes in _match(first, form, env, seen, forms):
             yield from _match_all(ps[1:], ns[1:], inner, nodes, forms)
+
+
+def _alike(ns: tuple[Node, ...], forms: Forms) -> Iterator[tuple[Node, ...]]:
+    """Operands of any number, as they are and by forms that are alike: all that have one of the
+    same operator, and two or more with the same attributes too."""
+    yield ns
+    if forms is itself:
+        return
+    found: dict[Any, dict[int, Node]] = {}
+    for k, n in enumerate(ns):
+        for form in forms(n):
+            for key in (form.op.name, form.op):
+                found.setdefault(key, {}).setdefault(k, form)
+    known = {ns}
+    for key, some in found.items():
+        taken = tuple(some.get(k, n) for k, n in enumerate(ns))
+        if taken not in known and (len(some) > 1 or isinstance(key, str)):
+            known.add(taken)
+            yield taken
 
 
 def same_number(a: Number, b: Number) -> bool:
@@ -338,9 +363,12 @@ class Rule:
         """The first replacement of n and how it matched, or None. The type never changes."""
         return next(self._replacements(match(self.left, n, uses)), None) if self._fits(n) else None
 
-    def everywhere(self, n: Node, forms: Forms) -> Iterator[tuple[Node, Match]]:
-        """Every replacement of n, whose operands may be any of their forms."""
-        return self._replacements(match(self.left, n, None, forms))
+    def everywhere(
+        self, n: Node, forms: Forms, new: Callable[[Match], bool] | None = None
+    ) -> Iterator[tuple[Node, Match]]:
+        """Every replacement of n, whose operands may be any of their forms, by matches that are
+        new."""
+        return self._replacements(filter(new, match(self.left, n, None, forms)))
 
     def _replacements(self, matches: Iterable[Match]) -> Iterator[tuple[Node, Match]]:
         for m in matches:

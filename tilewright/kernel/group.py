@@ -66,6 +66,7 @@ class Buffer:
     swizzle: Swizzled | None = None  # of shared memory: where its elements lie
     layout: Map | None = None  # of an argument that comes packed (graph/pack.py): how it lies
     alignment: int = 0  # of a pointer: bytes that its address is known to be a multiple of
+    told: bool = False  # of a result: it is memory of the host, and zero is not written there
 
     @property
     def unit(self) -> int:
@@ -314,6 +315,9 @@ def build_group(
     order = {"in": 0, "out": 1}
     # Outputs in the requested order, whichever of them was computed first.
     positions = {buf: k for k, buf in enumerate(wanted.values())}
+    for n in outputs:
+        if n.op.told:
+            b.buffers[names[n]] = replace(b.buffers[names[n]], told=True)
     bufs = sorted(
         b.buffers.values(), key=lambda x: (order.get(x.scope, 2), positions.get(x.name, 0))
     )

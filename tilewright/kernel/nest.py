@@ -19,6 +19,7 @@ from tilewright.ir.combine import Combine, Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Rewriter, Value, extent, loads
 from tilewright.kernel.axis import Axis, axis_named, first_name
+from tilewright.kernel.fences import Acquire, Await, Barrier, Commit, Release, Wait
 from tilewright.kernel.group import Buffer, Group, Stage
 from tilewright.kernel.guards import copied
 
@@ -155,49 +156,9 @@ class Alloc:
 
 
 @dataclass(frozen=True)
-class Barrier:
-    """The threads of a block wait here for one another."""
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The asynchronous stores of a thread since its last Commit are one group (maybe empty)."""
-
-
-@dataclass(frozen=True)
-class Wait:
-    """A thread waits until its groups, or asynchronous instructions, but `pending` are done."""
-
-    pending: int
-    products: bool = False
-
-
-@dataclass(frozen=True)
-class Acquire:
-    """A producer (kernel/roles.py) waits for the release of the iteration `versions` earlier."""
-
-    versions: int
-
-
-@dataclass(frozen=True)
-class Release:
-    """Threads have read what was copied for all iterations but the latest `pending`."""
-
-    pending: int = 0
-
-
-@dataclass(frozen=True)
-class Await:
-    """A task waits here for earlier launches. Inputs `fetched` come to the cache meanwhile."""
-
-    fetched: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Prefetch:
-    """Prefetches the cache line of an element, which may lie outside its buffer, and those that
-    follow it, `lines` in all, into the first cache or only into the one of a later `level`; reads
-    nothing."""
+    """Prefetches the cache line of an element, maybe outside its buffer, and those that follow it,
+    `lines` in all, into the first cache or only into that of a later `level`; reads nothing."""
 
     load: Load
     lines: int = 1

@@ -101,6 +101,9 @@ def uses(body: tuple[Stmt, ...], among: Set[str] | None = None) -> list[Use]:
 def overlap(b: Buffer, first: Use, second: Use, relation: Relation, written: set[str]) -> bool:
     """May both touch one cell of the buffer, where the loops of the second stand in the relation to
     those of the first? What is in `written` changes meanwhile: no index read from it is known."""
+    elsewhere = (q for q in second.path if relation.get(q.var, SAME) != SAME)
+    if any(D.bounds(q.extent)[1] <= 1 for q in elsewhere):
+        return False  # a loop of one iteration has no other
     axes = [
         (i, j)
         for i, j in zip(first.index, second.index, strict=True)

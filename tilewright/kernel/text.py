@@ -96,6 +96,8 @@ def _buffer_text(b: Buffer) -> str:
         aligned = f" aligned {b.alignment}" if b.alignment else ""
         return f"  {b.scope} {b.name}: *{b.dtype}{aligned}"
     text = f"  {b.scope} {b.name}: {b.dtype}{_shape_text(b.shape)}"
+    if b.told:
+        text += " told"
     if b.swizzle is not None:
         text += f" swizzled {b.swizzle}"
     if b.layout is not None:
@@ -273,6 +275,7 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
         t, _, lies = t.partition(" laid out by ")
         t, _, swizzle = t.partition(" swizzled ")
         t, _, aligned = t.partition(" aligned ")
+        told, t = t.endswith(" told"), t.removesuffix(" told")
         dtype, _, shape = t.removeprefix("*").partition("[")
         known = dtype_named(dtype)
         if known is not None and t == f"*{dtype}":
@@ -293,7 +296,8 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
             by = Swizzled.parse(swizzle)
         shape_ = _read_index(shape[:-1], scope)
         at = Map.parse(lies) if lies else None
-        out.append(Buffer(name, known, shape_, scope_name, packed_as, swizzle=by, layout=at))
+        found = Buffer(name, known, shape_, scope_name, packed_as, swizzle=by, layout=at, told=told)
+        out.append(found)
     buffers = {b.name: b.dtype for b in out}
     return out, Scope(buffers, scope.symbols)
 

@@ -6,6 +6,7 @@ In registers numbers have the form in which they are computed, in memory that of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from tilewright.kernel.group import Buffer
@@ -38,33 +39,34 @@ class Accesses:
 
     def _anywhere(self, t: str, p: str, align: int) -> str:
         """A vector of 16 bytes at any address."""
-        put, size = self.w.put, self.vector
+        put, size = self.w.put, self.vector // 2
         past = put(f"and i64 {put(f'ptrtoint ptr {p} to i64')}, {size - 1}")
         start = put(f"getelementptr i8, ptr {p}, i64 {put(f'sub i64 0, {past}')}")
         more = put(f"and i64 {put(f'add i64 {past}, {size - 1}')}, {size}")
-        far = put(f"getelementptr i8, ptr {start}, i64 {more}")
-        return self._shifted(t, start, far, past, align)
+        middle = put(f"getelementptr i8, ptr {start}, i64 {size}")
+        far = put(f"getelementptr i8, ptr {middle}, i64 {more}")
+        return self._shifted(t, (start, middle, far), past, align)
 
-    def part(self, b: Buffer, near: str, far: str, past: str, w: int, align: int) -> str:
-        """So many elements that begin some bytes past an address that is a multiple of 16, where
-        they end before or in those at another one."""
+    def part(self, b: Buffer, halves: Sequence[str], past: str, w: int, align: int) -> str:
+        """So many elements that begin some bytes past the first of three addresses, which are
+        multiples of 8: there are the parts that have all of them."""
         t = vector(memory_type(b.dtype), w)
-        return self.arith.widen(self._shifted(t, near, far, past, align), b.dtype, w)
+        return self.arith.widen(self._shifted(t, halves, past, align), b.dtype, w)
 
-    def _shifted(self, t: str, near: str, far: str, past: str, align: int) -> str:
-        """A vector of 16 bytes out of the two that begin at multiples of 16 and have all of it;
-        where one has, they may be the same one, so that nothing else is touched."""
-        put, size = self.w.put, self.vector
+    def _shifted(self, t: str, halves: Sequence[str], past: str, align: int) -> str:
+        """A vector of 16 bytes out of the three parts of 8 bytes that have all of it; where two
+        have, the last one may be the second again, so that nothing else is touched. Parts of 8
+        bytes leave half the choices to make that whole vectors would."""
+        put = self.w.put
         words: list[str] = []
-        for q in (near, far):
-            x = put(f"load <4 x i32>, ptr {q}, align {size}")
-            words += [put(f"extractelement <4 x i32> {x}, i64 {k}") for k in range(4)]
+        for q in halves:
+            x = put(f"load <2 x i32>, ptr {q}, align {self.vector // 2}")
+            words += [put(f"extractelement <2 x i32> {x}, i64 {k}") for k in range(2)]
         past = put(f"trunc i64 {past} to i32")
-        for step in (8, 4):
-            if align <= step:
-                bit = put(f"icmp ne i32 {put(f'and i32 {past}, {step}')}, 0")
-                pairs = zip(words, words[step // 4 :], strict=False)
-                words = [put(f"select i1 {bit}, i32 {far}, i32 {near}") for near, far in pairs]
+        if align <= 4:
+            bit = put(f"icmp ne i32 {put(f'and i32 {past}, 4')}, 0")
+            pairs = pairwise(words)
+            words = [put(f"select i1 {bit}, i32 {far}, i32 {near}") for near, far in pairs]
         if align < 4:
             bits = put(f"shl i32 {put(f'and i32 {past}, 3')}, 3")
             words = [

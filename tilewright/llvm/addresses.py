@@ -133,7 +133,8 @@ class Addresses:
         return self.put(f"getelementptr {t}, ptr {p}, i64 {const}")
 
     def _swizzled(self, b: Buffer, const: int, terms: Terms) -> str:
-        """Terms that move whole blocks of elements are left out of the swizzle."""
+        """Terms that move whole periods are left out of the swizzle, and so is the place in a block
+        of elements that stay together: neighbours have one address and a constant each."""
         by = b.swizzle
         assert by is not None
         near: Terms = {}
@@ -142,7 +143,9 @@ class Addresses:
             for c, factors in parts:
                 side = far if c % by.period == 0 else near
                 side.setdefault(level, []).append((c, factors))
-        total = str(const % by.period)
+        whole = all(c % by.block == 0 for parts in near.values() for c, _ in parts)
+        inside = const % by.block if whole else 0
+        total = str(const % by.period - inside)
         for level in sorted(near):
             total = self.put(f"add i64 {self.indices.offset(near[level], level)}, {total}")
         other = self.put(f"lshr i64 {total}, {by.base + by.shift}")
@@ -150,7 +153,12 @@ class Addresses:
         other = self.put(f"shl i64 {other}, {by.base}")
         place = self.put(f"xor i64 {total}, {other}")
         p = self._plain(b, const - const % by.period, far)
-        return self.put(f"getelementptr {memory_type(b.dtype)}, ptr {p}, i64 {place}")
+        p = self.put(f"getelementptr {memory_type(b.dtype)}, ptr {p}, i64 {place}")
+        return (
+            self.put(f"getelementptr {memory_type(b.dtype)}, ptr {p}, i64 {inside}")
+            if inside
+            else p
+        )
 
     def alignment(self, b: Buffer, lin: Dim, w: int) -> int:
         """What the address of so many neighbours is known to be a multiple of: as much of its
@@ -164,6 +172,14 @@ class Addresses:
         while bytes_ > least and D.mod(first, max(1, bytes_ // least)) != 0:
             bytes_ //= 2
         return max(bytes_, least)
+
+    def neighbours_alignment(self, b: Buffer, lin: Dim) -> int:
+        """The alignment of one element of shared memory, which is read as a vector with its
+        neighbours where these are read next."""
+        if b.scope != "shared":
+            return b.dtype.bytes
+        most = self.traits.aligned_vector // b.dtype.bytes
+        return self.alignment(b, lin, most if b.swizzle is None else min(most, b.swizzle.block))
 
     # ---- indices that stay inside a buffer
 

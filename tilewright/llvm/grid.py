@@ -9,9 +9,8 @@ part has memory for that part only, which are registers where its indices are co
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from math import prod
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
@@ -55,9 +54,10 @@ from tilewright.kernel.threads import (
 from tilewright.llvm.async_copies import AsyncCopies
 from tilewright.llvm.awaiting import AWAITED, Awaiting
 from tilewright.llvm.body import Body
-from tilewright.llvm.bulk_copies import BARRIER, MAP, Box, BulkCopies, barriers
+from tilewright.llvm.bulk_copies import BARRIER, MAP, BulkCopies, barriers
 from tilewright.llvm.combine import ThreadSums
 from tilewright.llvm.grid_math import GridArith, only_terms, rounds_factors
+from tilewright.llvm.launch import Kernels, Launch
 from tilewright.llvm.machine import Traits
 from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.positions import Positions
@@ -86,37 +86,6 @@ TRAITS = Traits(
     barriers=True,
     aligned_vector=16,
 )
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel: its name, its blocks (functions of the sizes), the threads of a block, bytes of
-    shared memory to allocate, the buffers that it takes, the tensor maps that it takes last, the
-    buffers that are read before it needs anything of earlier launches (kernel/early.py), and
-    whether it waits for these itself."""
-
-    symbol: str
-    blocks: tuple[Dim, Dim, Dim]
-    threads: tuple[int, int, int]
-    shared: int
-    arguments: tuple[str, ...]
-    boxes: tuple[Box, ...] = ()
-    cluster: int = 1  # neighbouring blocks along x that run at the same time
-    early: tuple[str, ...] = ()
-    waits: bool = False
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """A nest as code for a GPU. `scratch` is memory between launches, and counters; `dims` sizes
-    that each kernel takes after its buffers. All addresses are multiples of `alignment`."""
-
-    text: str
-    launches: tuple[Launch, ...]
-    arguments: tuple[Buffer, ...]
-    scratch: tuple[Buffer, ...]
-    dims: tuple[str, ...]
-    alignment: int
 
 
 def emit_kernels(
@@ -576,16 +545,6 @@ class _Thread:
         if isinstance(s, While):
             raise Unsupported(f"while {s.name} waits for another block, which may not be running")
         raise Unsupported("reports and assertions inside code for a GPU")
-
-
-def blocks_of(x: Launch, sizes: dict[str, int]) -> tuple[int, int, int]:
-    """How many blocks a launch has for given sizes."""
-    a, b, c = (int(D.evaluate(d, sizes)) for d in x.blocks)
-    return a, b, c
-
-
-def scratch_bytes(b: Buffer, sizes: dict[str, int]) -> int:
-    return prod(int(D.evaluate(d, sizes)) for d in b.shape) * b.dtype.bytes
 
 
 def _begun_early(launch: tuple[Stmt, ...]) -> frozenset[str]:

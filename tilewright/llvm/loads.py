@@ -81,7 +81,8 @@ class Loads:
         if lane is not None and b.unit > 1:
             lane = lane // b.unit if lane % b.unit == 0 else None
         if lane == 0:
-            x = self.accesses.load(b, self.addresses.pointer(b, const, terms))
+            align = self.addresses.neighbours_alignment(b, lin)
+            x = self.accesses.load(b, self.addresses.pointer(b, const, terms), align=align)
             return self.arith.splat(x, register_type(b.dtype), w) if w > 1 else x
         if lane is not None and 1 <= abs(lane) <= 4 and w > 1:
             t = memory_type(b.dtype)
@@ -106,22 +107,22 @@ class Loads:
         return self.w.build(xs, register_type(b.dtype))
 
     def _shifted(self, b: Buffer, lin: Dim, w: int, align: int) -> str:
-        """A vector that begins anywhere, out of the two whole ones that have it. How far it begins
-        past the first one is often the same for many: those share what is computed of it."""
+        """A vector that begins anywhere, out of the three halves of vectors that have it. How far
+        past the first one it begins is often the same for many: those share what is computed."""
         assert self.c.lane is not None
+        half = w // 2
         fixed = {s: k for s in D.symbols(lin) if isinstance(k := self.c.env.get(s), int)}
         first = D.substitute(lin, {**fixed, self.c.lane[0]: 0})
-        past = D.mod(first, w)
-        near = self.addresses.at(b, first - past)
-        if D.known_le(first - past + 2 * w, b.size):
-            far = self.addresses.at(b, first - past + w)
+        past = D.mod(first, half)
+        halves = [self.addresses.at(b, first - past + k * half) for k in range(2)]
+        if D.known_le(first - past + 3 * half, b.size):
+            halves.append(self.addresses.at(b, first - past + w))
         else:
-            more = D.minimum(past, 1) * w  # nothing past the end of the memory
-            far = self.put(
-                f"getelementptr {memory_type(b.dtype)}, ptr {near}, i64 {self.indices.dim(more)}"
-            )
+            more = self.indices.dim(D.minimum(past, 1) * half)  # nothing past the end of the memory
+            t = memory_type(b.dtype)
+            halves.append(self.put(f"getelementptr {t}, ptr {halves[1]}, i64 {more}"))
         bytes_ = self.indices.dim(past * b.dtype.bytes)
-        return self.accesses.part(b, near, far, bytes_, w, align)
+        return self.accesses.part(b, halves, bytes_, w, align)
 
     def _guarded(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
         """A read only used where a condition holds: its address is clamped into the buffer."""

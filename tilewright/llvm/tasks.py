@@ -15,7 +15,8 @@ from math import prod
 from tilewright.base.errors import Unsupported
 from tilewright.ir.target import Grid
 from tilewright.llvm.awaiting import AWAIT, AWAITED
-from tilewright.llvm.grid import SHARED, Launch
+from tilewright.llvm.grid import SHARED
+from tilewright.llvm.launch import Launch
 
 ENTRY = "tw_tasks"
 # Words of a record: those of every phase, waits, and the values that the task's function takes.

@@ -49,7 +49,7 @@ class Cond(Op):
         return tuple(run(self.then if bool(predicate) else self.other, operands))
 
     def reference(self, predicate: np.ndarray, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        return _by_references(self.then if predicate.item() else self.other, operands)
+        return by_references(self.then if predicate.item() else self.other, operands)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -70,7 +70,7 @@ class Cond(Op):
         yield S.case(cls(empty, empty), np.array(True), S.normal(0, 2))
 
 
-def _by_references(graph: Graph, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+def by_references(graph: Graph, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     """The graph computed by its operators' references alone."""
     env: dict[Node, Any] = dict(zip(graph.inputs, args, strict=True))
     for n in graph.nodes():

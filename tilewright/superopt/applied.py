@@ -19,10 +19,10 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Item, Node, item, node, topological
-from tilewright.ir.pattern import Apply, Match, Pattern, Rule, Var, filled_value
+from tilewright.ir.pattern import Apply, Match, Pattern, Rest, Rule, Var, filled_value
 from tilewright.ir.types import TupleType
 from tilewright.rewrites.proofs.equality import nodes_equal
-from tilewright.superopt.blocks import Kind, Sizes
+from tilewright.superopt.blocks import Kind, Made, Sizes
 from tilewright.superopt.blocks import names as names_of
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, as_node, kind_of, leaves
 from tilewright.superopt.vocabulary import Bound, Instance
@@ -45,6 +45,30 @@ def rules_of(e: Equality, name: str) -> list[Rule]:
         for back, (a, b, called) in enumerate(sides)
         if isinstance(a, Term) and set(leaves(b)) <= set(leaves(a))
     ]
+
+
+def of_several(rule: Rule) -> Rule | None:
+    """A rule of two tensors put together, for more: it is applied to neighbours as long as it holds
+    of them. Tensors may be put together in any order of pairs."""
+    match rule.left:
+        case Apply("concat", (Apply(one), Apply(other))) if one == other:
+            pass
+        case _:
+            return None
+
+    def folded(m: Match) -> Node | None:
+        if len(m.parts) < 3:
+            return None
+        out = list(m.parts[:1])
+        for n in m.parts[1:]:
+            found = rule.apply(node(m.root.op, out[-1], n))
+            out[-1:] = (out[-1], n) if found is None else found[:1]
+        if len(out) == len(m.parts):
+            return None
+        return node(m.root.op, *out) if len(out) > 1 else out[0]
+
+    several = Apply("concat", (Rest("parts"),))
+    return replace(rule, name=f"{rule.name}, of several", left=several, right=folded)
 
 
 def _pattern(t: Tree, several: set[str]) -> Pattern:
@@ -156,7 +180,7 @@ def _sizes_of(e: Equality, bound: Mapping[str, Node]) -> Sizes | None:
             return None
         for block, d in zip(x.kind, n.shape, strict=True):
             want = named.setdefault(block, d) if isinstance(block, str) else block
-            if isinstance(want, tuple) or not D.known_eq(want, d):
+            if isinstance(want, (tuple, Made)) or not D.known_eq(want, d):
                 return None
     return Sizes(named)
 

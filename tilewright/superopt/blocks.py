@@ -1,15 +1,18 @@
 """Sizes of axes as blocks, so that only axes of one meaning are equal.
 
-A block is a number, a name that stands for any size, or two blocks one after the other, as `concat`
-makes them. An axis of blocks ("m", "k") can be cut where they meet, and is another axis than one of
-("k", "m"), although both have m + k elements.
+A block is a number, a name that stands for any size, two blocks one after the other, as `concat`
+makes them, or what another operator makes of blocks. An axis of blocks ("m", "k") can be cut where
+they meet, and is another axis than one of ("k", "m"), although both have m + k elements.
 """
 
 from __future__ import annotations
 
+import ast
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Union
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
@@ -17,8 +20,24 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.positions import static
 from tilewright.ir.types import DType, TensorType
 
-Block = int | str | tuple[Any, Any]
+Block = Union[int, str, tuple[Any, Any], "Made"]
 Kind = tuple[Block, ...]  # of a tensor: a block for each axis
+
+
+class Typed(Protocol):
+    """An operator with its attributes (`vocabulary.Instance`)."""
+
+    def type(self, sizes: Sizes, kinds: Sequence[Kind]) -> TensorType: ...
+
+
+@dataclass(frozen=True)
+class Made:
+    """A size that an operator makes of its operands', as a strided convolution does: that of an
+    axis of its result."""
+
+    by: Typed
+    kinds: tuple[Kind, ...]
+    axis: int
 
 
 class Sizes:
@@ -26,10 +45,15 @@ class Sizes:
 
     def __init__(self, named: Mapping[str, Dim]) -> None:
         self.named = named
+        self._made: dict[Made, Dim] = {}
 
     def of(self, block: Block) -> Dim:
         if isinstance(block, int):
             return block
+        if isinstance(block, Made):
+            if block not in self._made:
+                self._made[block] = block.by.type(self, block.kinds).shape[block.axis]
+            return self._made[block]
         if isinstance(block, str):
             return self.named[block]
         return self.of(block[0]) + self.of(block[1])
@@ -59,6 +83,17 @@ class Marks(Sizes):
         if isinstance(block, int):
             return block
         found = self.marks.get(block)
+        halves: tuple[Any, ...] = block if isinstance(block, tuple) else ()
+        if found is None and halves and halves[0] == halves[1]:
+            half = self.of(halves[0])  # so that groups of channels of one size are a whole
+            assert isinstance(half, int)
+            found = self.marks[block] = 2 * half
+            self.blocks[found] = block
+        if found is None and isinstance(block, Made):
+            made = super().of(block)
+            assert isinstance(made, int)
+            found = self.marks[block] = made
+            self.blocks.setdefault(made, block)
         if found is None:
             # Larger than those of its parts, so that a part ends before the whole does.
             bits = 32 + 4 * _depth(block)
@@ -72,20 +107,21 @@ class Marks(Sizes):
         assert isinstance(total, int)
         self.blocks[total] = (a, b)
 
-    def kind(self, t: TensorType) -> Kind | None:
-        """The blocks of a result; None where an axis is none of them."""
+    def kind(self, by: Typed, kinds: Sequence[Kind]) -> Kind:
+        """The blocks of an operator's result. A size that is none of those known is a new one."""
         out: list[Block] = []
-        for d in t.shape:
+        t = by.type(self, kinds)
+        for axis, d in enumerate(t.shape):
             if not isinstance(d, int):
                 raise Invalid(f"{t!r} is not a type of marked blocks")
-            found = d if d < 1 << 16 else self.blocks.get(d)
-            if found is None:
-                return None
-            out.append(found)
+            new = Made(by, tuple(kinds), axis)
+            out.append(d if d < 1 << 16 else self.blocks.setdefault(d, new))
         return tuple(out)
 
 
 def _depth(block: Block) -> int:
+    if isinstance(block, Made):
+        return max(_depth(b) for k in block.kinds for b in k)
     return 1 + max(map(_depth, block)) if isinstance(block, tuple) else 0
 
 
@@ -93,4 +129,59 @@ def names(block: Block) -> set[str]:
     """The names in a block."""
     if isinstance(block, tuple):
         return names(block[0]) | names(block[1])
+    if isinstance(block, Made):
+        return {n for k in block.kinds for b in k for n in names(b)}
     return {block} if isinstance(block, str) else set()
+
+
+class Sized(ABC):
+    """An attribute of an operator that is made anew for each meaning of sizes."""
+
+    @abstractmethod
+    def of(self, sizes: Sizes, kinds: Sequence[Kind]) -> Any:
+        """The attribute, for operands of these kinds."""
+
+
+@dataclass(frozen=True)
+class Formula(Sized):
+    """Sizes by sums, products and quotients of names, or several of them: (2 * m, n)."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        """As Python writes it, so that equal formulas are one."""
+        object.__setattr__(self, "text", ast.unparse(ast.parse(self.text, mode="eval")))
+
+    def of(self, sizes: Sizes, kinds: Sequence[Kind]) -> Any:
+        return self._of(ast.parse(self.text, mode="eval").body, sizes)
+
+    def _of(self, x: ast.expr, sizes: Sizes) -> Any:
+        match x:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return sizes.of(name)
+            case ast.UnaryOp(op=ast.USub(), operand=y):
+                return -self._of(y, sizes)
+            case ast.Tuple(elts=parts):
+                return tuple(self._of(p, sizes) for p in parts)
+            case ast.BinOp(left=a, op=op, right=b) if type(op) in _ARITHMETIC:
+                return _ARITHMETIC[type(op)](self._of(a, sizes), self._of(b, sizes))
+        raise Invalid(
+            f"{ast.unparse(x)} is no size", hint="numbers, names, + - * // and tuples are"
+        )
+
+    @property
+    def names(self) -> set[str]:
+        return {x.id for x in ast.walk(ast.parse(self.text)) if isinstance(x, ast.Name)}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_ARITHMETIC: dict[type, Callable[[Dim, Dim], Dim]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: D.floordiv,
+}

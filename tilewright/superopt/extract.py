@@ -25,33 +25,39 @@ Cost = Callable[[Node], float]
 @dataclass(frozen=True)
 class Choice:
     """Roots rebuilt from the members chosen, what they cost together, whether less is known to be
-    impossible; by the leaders of their classes the members, and what was rebuilt of them."""
+    impossible, whether a clock ended it; by the leaders of their classes the members."""
 
     roots: tuple[Node, ...]
     cost: float
     best: bool
+    late: bool
     members: Mapping[Node, Node]
-    made: Mapping[Node, Node]
 
 
 def cheapest(
-    classes: Classes, roots: Sequence[Node], cost: Cost, seconds: float = 10.0, gap: float = 1e-3
+    classes: Classes,
+    roots: Sequence[Node],
+    cost: Cost,
+    seconds: float = 60.0,
+    gap: float = 1e-3,
+    choices: int = 2_000,
 ) -> Choice:
-    """By integer programming; begins with the choice that pays for each use of a shared node."""
+    """By integer programming; begins with the choice that pays for each use of a shared node. At
+    most so many parts of the space of choices are looked at; seconds are a last resort."""
     leaders = [classes.leader(r) for r in roots]
     costs = _reachable(classes, leaders, cost)
     by_tree = _by_trees(classes, costs)
     start = _rebuilt(leaders, by_tree)
     shared = sum(costs[by_tree[n]] for n in start.chosen)
-    found = _Program(classes, leaders, costs, start.chosen, by_tree).solved(seconds, gap)
-    if found is None or found[1] >= shared:
-        made, members = start, by_tree
-        total, best = shared, found is not None and found[2]
+    program = _Program(classes, leaders, costs, start.chosen, by_tree)
+    found = program.solved(seconds, gap, choices)
+    if found.members is None or found.cost >= shared:
+        made, members, total = start, by_tree, shared
     else:
-        members, total, best = found
+        members, total = found.members, found.cost
         made = _rebuilt(leaders, members)
     used = {n: members[n] for n in made.chosen}
-    return Choice(made.roots, total, best, used, made.chosen)
+    return Choice(made.roots, total, found.best, found.late, used)
 
 
 def _reachable(classes: Classes, leaders: Iterable[Node], cost: Cost) -> dict[Node, float]:
@@ -128,6 +134,16 @@ def _highs() -> Any:
     return highspy
 
 
+@dataclass(frozen=True)
+class _Solved:
+    """The members that were chosen, if any, and what is in `Choice`."""
+
+    members: dict[Node, Node] | None
+    cost: float
+    best: bool
+    late: bool
+
+
 class _Program:
     """Whether a member is taken, whether its class is, and where the class is in an order."""
 
@@ -150,12 +166,13 @@ class _Program:
         self.of_class = {c: count + k for k, c in enumerate(self.classes)}
         self.of_order = {c: count + len(self.classes) + k for k, c in enumerate(self.classes)}
 
-    def solved(self, seconds: float, gap: float) -> tuple[dict[Node, Node], float, bool] | None:
+    def solved(self, seconds: float, gap: float, choices: int) -> _Solved:
         highspy = _highs()
         h = highspy.Highs()
         h.setOptionValue("output_flag", False)
         h.setOptionValue("time_limit", float(seconds))
         h.setOptionValue("mip_rel_gap", gap)
+        h.setOptionValue("mip_max_nodes", choices)
         h.setOptionValue("threads", 1)  # the same choice on every machine
         m, c = len(self.members), len(self.classes)
         scale = max((x for x in self.costs.values()), default=1.0) or 1.0
@@ -195,15 +212,16 @@ class _Program:
         self._begin(h, highspy)
         h.run()
         info, solution = h.getInfo(), h.getSolution()
+        status, known = h.getModelStatus(), highspy.HighsModelStatus
+        late, best = status == known.kTimeLimit, status == known.kOptimal
         if info.primal_solution_status != 2:  # none was found in time
-            return None
+            return _Solved(None, float("inf"), False, late)
         taken: dict[Node, Node] = {}
         for k, x in enumerate(self.members):
             if solution.col_value[k] > 0.5:
                 taken.setdefault(self.home[k], x)
-        best = h.getModelStatus() == highspy.HighsModelStatus.kOptimal
         used = _rebuilt(self.roots, taken).chosen
-        return taken, sum(self.costs[taken[n]] for n in used), best
+        return _Solved(taken, sum(self.costs[taken[n]] for n in used), best, late)
 
     def _begin(self, h: Any, highspy: Any) -> None:
         """The choice by trees as the solution to begin with."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import permutations
 
 from tilewright.superopt.blocks import Block, Kind
-from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of, leaves, renamed
+from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of, leaves, ordered, renamed
 
 # Orders of the occurrences of one leaf that are tried.
 MOST_OCCURRENCES = 4
@@ -16,17 +16,27 @@ MOST_OCCURRENCES = 4
 
 def generalised(e: Equality) -> Equality:
     """The most general equality of this form that is proved."""
-    return with_free_sizes(with_free_leaves(e)).canonical()
+    return with_free_sizes(with_free_leaves(with_any_signs(e))).canonical()
+
+
+def with_any_signs(e: Equality) -> Equality:
+    """Leaves may have negative elements, but for those without which there is no proof."""
+    for leaf in e.leaves:
+        if leaf.positive:
+            table: dict[Leaf, Tree] = {leaf: replace(leaf, positive=False)}
+            other = Equality(renamed(e.left, table), renamed(e.right, table))
+            e = other if other.has_proof() else e
+    return e
 
 
 def with_free_leaves(e: Equality) -> Equality:
-    """A leaf that both sides use equally often is as many leaves as that."""
+    """Every occurrence of a leaf is a leaf of its own, but for those that both sides need."""
     changed = True
     while changed:
         changed = False
         for leaf in dict.fromkeys(leaves(e.left)):
             for other in _apart(e, leaf):
-                if other.is_proved():
+                if other.has_proof():
                     e, changed = other, True
                     break
             if changed:
@@ -35,15 +45,21 @@ def with_free_leaves(e: Equality) -> Equality:
 
 
 def _apart(e: Equality, leaf: Leaf) -> Iterator[Equality]:
-    left, right = (Counter(leaves(side))[leaf] for side in (e.left, e.right))
-    if left != right or not 2 <= left <= MOST_OCCURRENCES:
+    """The occurrences of a leaf as leaves of their own: each of the side with fewer of them is one
+    of the other side's."""
+    counts = [Counter(leaves(side))[leaf] for side in (e.left, e.right)]
+    if min(counts) < 1 or not 2 <= max(counts) <= MOST_OCCURRENCES:
         return
     taken = {x.name for side in (e.left, e.right) for x in leaves(side)}
     letter = leaf.name.rstrip("0123456789")
     free = (f"{letter}{k}" for k in range(1, 100) if f"{letter}{k}" not in taken)
-    new = [leaf, *(replace(leaf, name=next(free)) for _ in range(left - 1))]
-    for order in permutations(new):
-        yield Equality(_each(e.left, leaf, iter(new)), _each(e.right, leaf, iter(order)))
+    new = [leaf, *(replace(leaf, name=next(free)) for _ in range(max(counts) - 1))]
+    many, few = (e.left, e.right) if counts[0] >= counts[1] else (e.right, e.left)
+    apart = _each(many, leaf, iter(new))
+    for order in permutations(new, min(counts)):
+        other = _each(few, leaf, iter(order))
+        if ordered(apart) != ordered(other):  # or there is nothing left to prove
+            yield Equality(apart, other) if many is e.left else Equality(other, apart)
 
 
 def _each(t: Tree, leaf: Leaf, new: Iterator[Leaf]) -> Tree:
@@ -66,7 +82,7 @@ def with_free_sizes(e: Equality) -> Equality:
         free[x] = replace(x, kind=tuple(kind))
     start = Equality(renamed(e.left, free), renamed(e.right, free))
     for found in _fitting(start):
-        if found.is_proved():
+        if found.has_proof():
             return found
     return e
 

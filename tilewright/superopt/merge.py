@@ -7,7 +7,7 @@ slices of one: of two by the equality, of more because it holds again of one mor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.dim import Dim
@@ -19,6 +19,9 @@ from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of
 from tilewright.superopt.vocabulary import Instance
 
 MOST = 16  # operators that become one
+
+Merged = tuple[Node, Node, Because]
+"""An operator, the slice that it equals, and why."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,41 @@ def merges(found: Mapping[str, Equality]) -> list[Merge]:
     return [m for m in sought if m is not None]
 
 
-def merged(
-    classes: Classes, rules: Iterable[Merge], constant: set[Node]
-) -> Iterator[tuple[Node, Node, Because]]:
+def merged(classes: Classes, rules: Iterable[Merge], constant: set[Node]) -> Iterator[Merged]:
     """Operators, the slices that they equal, and why, of all families whose other operands are
     known before the program runs: those are put together once."""
+    for rule, members in _families(classes, rules, constant, known=False):
+        yield from _several(rule, members)
+
+
+def merged_by_weights(
+    classes: Classes, rules: Iterable[Merge], constant: set[Node]
+) -> Iterator[tuple[Merged, ...]]:
+    """The same of each family whose shared operand is known, as the weights of a network in each of
+    its steps: they are read once. What needs the result of another is not put together with it. And
+    of families that have the same weights: these are put together alike, and stay in caches."""
+    rules = list(rules)
+    for rule, members in _families(classes, rules, constant, known=True):
+        for apart in _apart(classes, members, 1 - rule.at):
+            if found := tuple(_several(rule, apart)):
+                yield found
+    order = {n: k for k, n in enumerate(classes)}
+    alike: dict[tuple[Merge, tuple[Node, ...]], list[list[Node]]] = {}
+    for rule, members in _families(classes, rules, constant, known=False):
+        members.sort(key=lambda m, at=1 - rule.at: order[m.inputs[at]])
+        weights = tuple(m.inputs[1 - rule.at] for m in members)
+        alike.setdefault((rule, weights), []).append(members)
+    for (rule, _), families in alike.items():
+        if len(families) > 1:
+            steps = [tuple(_several(rule, members)) for members in families]
+            yield tuple(x for step in steps for x in step)
+
+
+def _families(
+    classes: Classes, rules: Iterable[Merge], constant: set[Node], known: bool
+) -> Iterator[tuple[Merge, list[Node]]]:
+    """Operators that share an operand, and may become one by a rule. Of what they share and what
+    each has alone, one is known before the program runs."""
     by_name: dict[str, list[Merge]] = {}
     for r in rules:
         by_name.setdefault(r.operator, []).append(r)
@@ -113,12 +146,44 @@ def merged(
         for m in classes.members(leader):
             for rule in by_name.get(m.op.name, ()):
                 shared, own = m.inputs[rule.at], m.inputs[1 - rule.at]
-                if own in constant and shared not in constant:
+                if (shared in constant, own in constant) == (known, not known):
                     alike = m.op, own.dtype, rule.beside(own)
                     families.setdefault((rule, shared, alike), {}).setdefault(own, m)
     for (rule, _, _), found in families.items():
-        members = list(found.values())
-        for k in range(0, len(members) - 1, MOST):
-            if len(some := members[k : k + MOST]) > 1:
-                why = Because(rule.name)
-                yield from ((n, part, why) for n, part in rule.apply(some))
+        if len(found) > 1:
+            yield rule, list(found.values())
+
+
+def _several(rule: Merge, members: Sequence[Node]) -> Iterator[Merged]:
+    for k in range(0, len(members) - 1, MOST):
+        if len(some := members[k : k + MOST]) > 1:
+            why = Because(rule.name)
+            yield from ((n, part, why) for n, part in rule.apply(list(some)))
+
+
+def _apart(classes: Classes, members: Sequence[Node], at: int) -> list[list[Node]]:
+    """Groups of operators of which none needs the result of another, by that operand."""
+    homes = {classes.leader(m) for m in members}
+    out: list[tuple[set[Node], list[Node]]] = []
+    for m in members:
+        needed = homes & _below(classes, m.inputs[at])
+        for results, group in out:
+            # Members come in the order in which they can be computed.
+            if not results & needed:
+                results.add(classes.leader(m))
+                group.append(m)
+                break
+        else:
+            out.append(({classes.leader(m)}, [m]))
+    return [group for _, group in out]
+
+
+def _below(classes: Classes, n: Node) -> set[Node]:
+    """The classes that a value may be computed of, its own among them."""
+    found = {classes.leader(n)}
+    stack = list(found)
+    while stack:
+        operands = {x for m in classes.members(stack.pop()) for x in m.inputs} - found
+        found |= operands
+        stack += operands
+    return found

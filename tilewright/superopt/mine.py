@@ -5,53 +5,131 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilewright.superopt.derive import basis, derivable
-from tilewright.superopt.enumerate import Level, enumerated
+import numpy as np
+
+from tilewright.superopt.connect import Edges, Nodes, Parts
+from tilewright.superopt.derive import basis, order
+from tilewright.superopt.enumerate import Space
 from tilewright.superopt.generalise import generalised
 from tilewright.superopt.records import Record, proved
 from tilewright.superopt.shorten import Progress, shortened
-from tilewright.superopt.terms import Equality, equalities
-from tilewright.superopt.vocabulary import Vocabulary
+from tilewright.superopt.terms import Equality, Tree, Trees
 
-ROUNDS = 3  # of rewriting, within which what was proved must follow from the rules
+# Open equalities that are looked at together, of which the smallest few are tried.
+TOGETHER, BATCH = 256, 16
+
+
+class Reduced:
+    """Rules from which all equalities of a space follow that are proved.
+
+    The smallest equality that does not follow from the rules so far is proved, made general and
+    is one more rule. So few are proved, and the others follow from them."""
+
+    def __init__(self, space: Space, watch: Callable[[str], None] = lambda what: None) -> None:
+        self.trees, self.nodes = Trees(space), Nodes(space)
+        self.parts = Parts(self.nodes)
+        self.watch = watch
+        self.rules: list[Equality] = []
+        self.tried: dict[Equality, bool] = {}  # is it proved?
+        for n in range(1, len(space.levels) + 1):
+            self.parts.begin(n)
+            self._apply(self.rules)
+            while self._step(n):
+                pass
+            # What was refused is not taken for equal where it is an operand.
+            self.nodes.use(self.parts.aside[self.parts.label] == 0)
+        self.equalities = len(self.nodes) - len(np.unique(self.nodes.of))
+        self.open = int((self.parts.aside[self.parts.label] > 0).sum())
+
+    def _step(self, level: int) -> bool:
+        """A few equalities more; False where none is left."""
+        pairs = self.parts.open()
+        self.watch(
+            f"{level} operators: {len(pairs):,} equalities left, {len(self.rules)} rules, "
+            f"{len(self.tried) - len(self.rules)} not proved"
+        )
+        edges: list[Edges] = []
+        batch: dict[Equality, tuple[int, int]] = {}
+        for a, b in pairs[:TOGETHER].tolist():
+            e = self._equality(a, b)
+            known = self.tried.get(e)
+            if known:
+                edges.append(_edge(a, b))
+            elif known is not None:
+                self.parts.put_aside(a)
+            else:
+                batch.setdefault(e, (a, b))
+        new: list[Equality] = []
+        for e in sorted(batch, key=order)[:BATCH]:
+            a, b = batch[e]
+            if self._follows(a, b, new):
+                continue
+            self.tried[e] = e.has_proof()
+            if self.tried[e]:
+                new.append(generalised(e))
+                edges.append(_edge(a, b))
+            else:
+                self.parts.put_aside(a)
+        self.rules += new
+        self.parts.join(edges)
+        self._apply(new)
+        return len(pairs) > 0
+
+    def _apply(self, rules: Sequence[Equality]) -> None:
+        self.parts.join([self.nodes.connected_by(e, self.parts.active) for e in rules])
+        self.parts.settle()
+
+    def _follows(self, a: int, b: int, rules: Sequence[Equality]) -> bool:
+        """Do these rules, of which all nodes do not know yet, connect two nodes?"""
+        if not rules:
+            return False
+        parts, of = self.parts, self.nodes.of
+        some = parts.active[of[parts.active] == of[a]]
+        near = {int(parts.label[a])}
+        edges = [self.nodes.connected_by(e, some) for e in rules]
+        pairs = [(int(x), int(y)) for e in edges for x, y in zip(*(parts.label[z] for z in e))]
+        for _ in pairs:
+            near |= {x for pair in pairs for x in pair if near & set(pair)}
+        return int(parts.label[b]) in near
+
+    def _equality(self, a: int, b: int) -> Equality:
+        left, right = self._tree(a), self._tree(b)
+        return Equality(left, right).canonical()
+
+    def _tree(self, node: int) -> Tree:
+        if node < len(self.trees.space.programs):
+            return self.trees.of(node)
+        return self.trees.at(self.nodes.programs, node)
 
 
 @dataclass(frozen=True)
 class Mined:
-    """How many programs and equalities there were, and the rules that are left."""
+    """How many equalities there were, and the rules that are left."""
 
-    levels: Sequence[Level]
-    found: int  # up to names of leaves
-    proved: int  # by normal form
-    general: int  # from which others follow, for the shapes that were enumerated
-    again: int  # of the proved ones follow from those
+    equalities: int
+    open: int  # of those: what follows from no rule
+    tried: int  # that did not follow from smaller ones, up to names of leaves
+    proved: int  # of those, by normal form
+    general: int  # from which the others follow, for the shapes that were enumerated
     rules: Sequence[Record]  # from which they follow, as rules of any shapes
     refused: Sequence[str]  # what the second prover refused, and why
 
 
 def mine(
-    vocabulary: Vocabulary,
-    operators: int,
+    found: Reduced,
     seed: int = 0,
     known: Sequence[Equality] = (),
-    each: Callable[[Level], None] = lambda level: None,
     progress: Progress = lambda found, what: found,
 ) -> Mined:
-    """All rules between programs of a vocabulary of up to so many operators, but for those that
-    follow from what is known."""
-    levels: list[Level] = []
-
-    def level(x: Level) -> None:
-        levels.append(x)
-        each(x)
-
-    found = list(equalities(enumerated(vocabulary, operators, seed, level)))
-    true = [e for e in progress(found, "proofs") if e.is_proved()]
-    few = basis(true)
-    general = basis(list(dict.fromkeys(map(generalised, progress(few, "generalised")))))
+    """The rules of a space that both provers take, but for those that follow from what is known."""
+    general = basis([e for e in dict.fromkeys(found.rules) if e.is_rule])
     judged = {e: proved(e, seed) for e in progress(general, "second proofs")}
     rules = {e: how for e, how in judged.items() if isinstance(how, Record)}
     refused = [f"{e}: {how}" for e, how in judged.items() if e not in rules]
-    again = sum(derivable(true, list(rules), ROUNDS))
     short = [rules[e] for e in shortened(list(rules), known, progress)]
-    return Mined(levels, len(found), len(true), len(rules), again, short, refused)
+    numbers = found.equalities, found.open, len(found.tried), len(found.rules), len(rules)
+    return Mined(*numbers, short, refused)
+
+
+def _edge(a: int, b: int) -> Edges:
+    return np.array([a]), np.array([b])

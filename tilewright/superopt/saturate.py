@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.node import Node
-from tilewright.ir.pattern import Apply, Match, Pattern, Rule
+from tilewright.ir.pattern import Apply, Match, Pattern, Rule, Var
 from tilewright.ir.rewrite import RuleSet
 from tilewright.superopt.classes import Because, Classes, Pair
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may use. A rule that matches too often in one round rests in the next."""
+    """What a search may use. Counts end it, so that it finds the same each time; seconds are a last
+    resort. A rule that matches too often in one round rests in the next."""
 
-    seconds: float = 10.0
+    seconds: float = 60.0
     members: int = 20_000  # beside those of the graph itself
     rounds: int = 12
     matches: int = 2_000
+    choices: int = 2_000  # parts of the space of choices that a solver looks at
+    graphs: int = 400  # that are taken out of a queue
+    worse: float = 1.05  # than the best one: what costs more joins no queue
 
 
 BUDGET = Budget()
@@ -40,32 +44,41 @@ def depth(p: Pattern) -> int:
     return 1 + max(map(depth, p.args), default=0) if isinstance(p, Apply) else 0
 
 
-def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -> Saturated:
+def saturate(
+    classes: Classes,
+    rules: Sequence[Rule],
+    budget: Budget = BUDGET,
+    free: Callable[[Classes], set[Node]] = lambda _: set(),
+) -> Saturated:
     """Joins both sides of every match. The order of rules and nodes alone decides what is found
-    within members and rounds; seconds are a last resort."""
+    within members and rounds; seconds are a last resort. What is `free` however it is computed is
+    rewritten only by rules that leave an operator out; others see it below what is not free."""
     table = RuleSet.of(rules)
     far = max((depth(r.left) for r in rules), default=1)
     until, most = time.monotonic() + budget.seconds, len(classes) + budget.members
     applied: Counter[str] = Counter()
     resting: dict[str, int] = {}  # until which round
     owed: dict[str, set[Node]] = {}  # members that a rule that rests has not seen
+    seen = {r.name: _Seen() for r in rules}
     for k in range(budget.rounds):
         near = _within(classes, far)
         left: dict[str, set[Node]] = {}
         found: list[tuple[Match, Node, Because]] = []
         counts: Counter[str] = Counter()
-        late = False
+        late, for_free = False, free(classes)
         for leader in classes:
             for n in classes.members(leader):
                 for rule in table.by_root.get(n.op.name, ()):
                     if leader not in near and n not in owed.get(rule.name, ()):
+                        continue
+                    if leader in for_free and not isinstance(rule.right, Var):
                         continue
                     if counts[rule.name] >= budget.matches:
                         resting[rule.name] = k + 2
                     if resting.get(rule.name, 0) > k:
                         left.setdefault(rule.name, set()).add(n)
                         continue
-                    for out, m in rule.everywhere(n, classes.members):
+                    for out, m in rule.everywhere(n, classes.members, seen[rule.name].add):
                         found.append((m, out, Because(rule.label, _taken(classes, m))))
                         counts[rule.name] += 1
             if late := time.monotonic() > until:
@@ -86,6 +99,19 @@ def saturate(classes: Classes, rules: Sequence[Rule], budget: Budget = BUDGET) -
     return Saturated("rounds", budget.rounds, applied)
 
 
+class _Seen:
+    """Matches of a rule that were tried: operators, and what variables stand for."""
+
+    def __init__(self) -> None:
+        self._known: set[object] = set()
+
+    def add(self, m: Match) -> bool:
+        """Is it new?"""
+        key, before = (m.nodes, *m.bindings.values()), len(self._known)
+        self._known.add(key)
+        return len(self._known) > before
+
+
 def _taken(classes: Classes, m: Match) -> tuple[Pair, ...]:
     """Operands of what a rule matched, each with the member of its class that was taken."""
     leaders = [classes.leader(n) for n in m.nodes]
@@ -94,6 +120,10 @@ def _taken(classes: Classes, m: Match) -> tuple[Pair, ...]:
         if n is not leaders[k]:
             operands = (x for earlier in m.nodes[:k] for x in earlier.inputs)
             out.append((next(x for x in operands if classes.leader(x) is leaders[k]), n))
+    for rest in m.bindings.values():
+        if isinstance(rest, tuple):  # operands of any number
+            several = [n for n in rest if isinstance(n, Node)]
+            out += ((x, n) for n in several if (x := classes.leader(n)) is not n)
     return tuple(out)
 
 

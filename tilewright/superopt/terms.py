@@ -6,21 +6,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir.node import Node, input, item, node
-from tilewright.ir.types import DType, TupleType, f32
+from tilewright.ir.types import DType, TupleType, f32, f64, i64
 from tilewright.rewrites.proofs.equality import nodes_equal
-from tilewright.superopt.blocks import Block, Kind, Marks, Sizes, names
-from tilewright.superopt.enumerate import Space
+from tilewright.superopt.blocks import Block, Formula, Kind, Marks, Sizes, names
+from tilewright.superopt.enumerate import Programs, Space
 from tilewright.superopt.vocabulary import Instance
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """Any tensor of a kind, or any without negative elements."""
+    """Any tensor of a kind, any without negative elements, or whole numbers of 0 to below a
+    size, which are indices."""
 
     name: str
     kind: Kind
     positive: bool = False
+    below: Block | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -35,7 +38,9 @@ class Term:
 
     @cached_property
     def text(self) -> str:
-        attributes = (f"{k}={v}" for k, v in self.instance.attributes)
+        attributes = (
+            f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in self.instance.attributes
+        )
         return f"{self.instance.name}({', '.join((*map(str, self.operands), *attributes))})"
 
     def __str__(self) -> str:
@@ -91,7 +96,12 @@ def kind_of(t: Tree) -> Kind | None:
         return t.kind
     kinds = [kind_of(x) for x in t.operands]
     known = [k for k in kinds if k is not None]
-    return t.instance.kind(_MARKS, known) if len(known) == len(kinds) else None
+    if len(known) < len(kinds):
+        return None
+    try:
+        return t.instance.kind(_MARKS, known)
+    except (Invalid, ValueError):
+        return None
 
 
 _MARKS = Marks()
@@ -99,7 +109,7 @@ _MARKS = Marks()
 
 def as_node(t: Tree, sizes: Sizes, dtype: DType = f32) -> Node:
     if isinstance(t, Leaf):
-        return input(t.name, sizes.type(t.kind, dtype))
+        return input(t.name, sizes.type(t.kind, dtype if t.below is None else i64))
     kinds = [k for x in t.operands if (k := kind_of(x)) is not None]
     made = node(t.instance.op(sizes, kinds), *(as_node(x, sizes, dtype) for x in t.operands))
     return item(made, 0) if isinstance(made.type, TupleType) else made
@@ -124,17 +134,34 @@ class Equality:
     @cached_property
     def symbols(self) -> list[str]:
         """Names of sizes."""
-        return sorted({n for x in self.leaves for b in x.kind for n in names(b)})
+        blocks = {b for x in self.leaves for b in (*x.kind, x.below) if b is not None}
+        formulas = {f for side in (self.left, self.right) for f in _formulas(side)}
+        return sorted(
+            {n for b in blocks for n in names(b)} | {n for f in formulas for n in f.names}
+        )
 
     @property
     def positive(self) -> frozenset[str]:
         """Names of the leaves that are never negative."""
         return frozenset(x.name for x in self.leaves if x.positive)
 
+    @property
+    def is_rule(self) -> bool:
+        """Can one side be written for the other: has a side all leaves of the other?"""
+        left, right = set(leaves(self.left)), set(leaves(self.right))
+        return left <= right or right <= left
+
     def is_proved(self) -> bool:
         """Do both sides have one normal form over the reals, for all sizes?"""
-        sides = self.nodes(Sizes.symbolic(self.symbols))
+        sides = self.nodes(Sizes.symbolic(self.symbols), f64)
         return nodes_equal(*sides, "reals", self.positive)
+
+    def has_proof(self) -> bool:
+        """Is it proved? Not where a side is too large for a normal form, or has none."""
+        try:
+            return self.is_proved()
+        except Unsupported:
+            return False
 
     def nodes(self, sizes: Sizes, dtype: DType = f32) -> tuple[Node, Node]:
         return as_node(self.left, sizes, dtype), as_node(self.right, sizes, dtype)
@@ -146,7 +173,15 @@ class Equality:
 
 
 def _declared(x: Leaf) -> str:
-    return f"{x.name}: {_block(x.kind, '[]')}{' >= 0' if x.positive else ''}"
+    bound = " >= 0" if x.positive else "" if x.below is None else f" < {_block(x.below)}"
+    return f"{x.name}: {_block(x.kind, '[]')}{bound}"
+
+
+def _formulas(t: Tree) -> Iterator[Formula]:
+    if isinstance(t, Term):
+        yield from (v for _, v in t.instance.attributes if isinstance(v, Formula))
+        for x in t.operands:
+            yield from _formulas(x)
 
 
 def _block(b: Block | Kind, around: str = "()") -> str:
@@ -165,26 +200,35 @@ def _named(left: Tree, right: Tree) -> Equality:
     return Equality(ordered(renamed(left, table)), ordered(renamed(right, table)))
 
 
+class Trees:
+    """Programs of a space as trees."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self._known: dict[int, Tree] = {
+            n: Leaf(name, kind, name in space.vocabulary.positive)
+            for n, (name, kind) in enumerate(space.vocabulary.leaves)
+        }
+
+    def of(self, number: int) -> Tree:
+        if number not in self._known:
+            self._known[number] = self.at(self.space.programs, number)
+        return self._known[number]
+
+    def at(self, programs: Programs, k: int) -> Term:
+        """The program at a place of some."""
+        operands = (int(x[k]) for x in (programs.first, programs.second))
+        instance = self.space.instances[programs.instance[k]]
+        return Term(instance, tuple(self.of(n) for n in operands if n >= 0))
+
+
 def equalities(space: Space) -> Iterator[Equality]:
     """What was found, each once up to the names of leaves."""
-    trees: dict[int, Tree] = {
-        n: Leaf(name, kind, name in space.vocabulary.positive)
-        for n, (name, kind) in enumerate(space.vocabulary.leaves)
-    }
-
-    def tree(n: int) -> Tree:
-        if n not in trees:
-            trees[n] = term(*space.term[n])
-        return trees[n]
-
-    def term(x: int, a: int, b: int) -> Term:
-        operands = (a,) if b < 0 else (a, b)
-        return Term(space.instances[x], tuple(map(tree, operands)))
-
+    trees = Trees(space)
     seen: set[Equality] = set()
     for e in space.equalities:
-        for x, a, b, n in zip(e.instance, e.first, e.second, e.equal_to, strict=True):
-            left, right = term(int(x), int(a), int(b)), tree(int(n))
+        for k, n in enumerate(e.equal_to):
+            left, right = trees.at(e.programs, k), trees.of(int(n))
             if left == right:
                 continue
             found = Equality(left, right).canonical()

@@ -1,10 +1,12 @@
 """Equalities as text, in Python's own grammar:
 
     matmul(x1, concat(w1, w2, axis=1)) == concat(matmul(x1, w1), matmul(x1, w2), axis=1)
-        where x1: [m, k], w1: [k, n], w2: [k, o], p: [] >= 0
+        where x1: [m, k], w1: [k, n], w2: [k, o], p: [] >= 0, i: [r] < m
 
-A kind is a list of sizes: numbers, names, or two parts of an axis in parentheses. Bounds of a slice
-are `first`, `middle`, where the two parts meet, and `last`.
+A kind is a list of sizes: numbers, names, or two parts of an axis in parentheses. What is `>= 0`
+has no negative elements, what is `<` a size are indices below it. Bounds of a slice are `first`,
+`middle`, where the two parts meet, and `last`; other attributes that depend on sizes are formulas
+of their names, such as `shape=(2 * m, n)`, and dtypes are called by name.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import Any
 
 from tilewright.base.errors import Invalid, require
 from tilewright.ir.operator import OPERATORS
-from tilewright.superopt.blocks import Block
-from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of
+from tilewright.ir.types import TENSOR_DTYPES, f64
+from tilewright.superopt.blocks import Block, Formula, Sizes
+from tilewright.superopt.terms import Equality, Leaf, Term, Tree
 from tilewright.superopt.vocabulary import Bound, Instance
 
 # The middle by what ends there, and what begins.
@@ -27,7 +30,14 @@ def parse_equality(text: str) -> Equality:
     """Reads what `str` of an equality writes; both sides must be of one kind."""
     try:
         return _equality(text)
-    except (SyntaxError, TypeError, ValueError) as why:
+    except (
+        SyntaxError,
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as why:
         raise Invalid(f"this is no equality: {text}", hint=str(why)) from None
 
 
@@ -43,22 +53,25 @@ def _equality(text: str) -> Equality:
             found = Equality(_tree(left, leaves), _tree(right, leaves))
         case _:
             raise Invalid("there is no == between two sides")
-    left, right = kind_of(found.left), kind_of(found.right)
-    require(left is not None and left == right, f"the sides are of kinds {left} and {right}")
+    left, right = (n.type for n in found.nodes(Sizes.symbolic(found.symbols), f64))
+    require(left == right, f"the sides are of types {left!r} and {right!r}")
     return found
 
 
 def _leaf(name: ast.expr | None, kind: ast.expr) -> tuple[str, Leaf]:
     require(isinstance(name, ast.Name), "a kind belongs to no name")
     assert isinstance(name, ast.Name)
+    positive, below = False, None
     match kind:
         case ast.Compare(left=ast.List(elts=elts), ops=[ast.GtE()], comparators=[ast.Constant(0)]):
             positive = True
+        case ast.Compare(left=ast.List(elts=elts), ops=[ast.Lt()], comparators=[size]):
+            below = _block(size)
         case ast.List(elts=elts):
-            positive = False
+            pass
         case _:
             raise Invalid(f"{name.id} has no list of sizes")
-    return name.id, Leaf(name.id, tuple(map(_block, elts)), positive)
+    return name.id, Leaf(name.id, tuple(map(_block, elts)), positive, below)
 
 
 def _block(x: ast.expr) -> Block:
@@ -86,9 +99,13 @@ def _tree(x: ast.expr, leaves: dict[str, Leaf]) -> Tree:
 
 
 def _attribute(name: str, x: ast.expr, given: dict[str, ast.expr]) -> Any:
-    if not isinstance(x, ast.Name):
-        return ast.literal_eval(x)
-    end = _BOUNDS.get((name, x.id))
-    require(end is not None and "axis" in given, f"{x.id} is no {name} of a slice")
-    assert end is not None
-    return Bound(ast.literal_eval(given["axis"]), end)
+    if name == "dtype":
+        require(isinstance(x, ast.Name) and x.id in TENSOR_DTYPES, f"{ast.unparse(x)} is no dtype")
+        assert isinstance(x, ast.Name)
+        return TENSOR_DTYPES[x.id]
+    if isinstance(x, ast.Name) and (name, x.id) in _BOUNDS:
+        require("axis" in given, f"{x.id} is a bound of a slice along no axis")
+        return Bound(ast.literal_eval(given["axis"]), _BOUNDS[name, x.id])
+    if any(isinstance(y, ast.Name) for y in ast.walk(x)):
+        return Formula(ast.unparse(x))
+    return ast.literal_eval(x)

@@ -16,10 +16,12 @@ from typing import Any
 from tilewright.base.errors import Invalid
 from tilewright.ir.node import Op
 from tilewright.ir.operator import OPERATORS
-from tilewright.ir.types import TupleType, f64
-from tilewright.superopt.blocks import Kind, Marks, Sizes
+from tilewright.ir.types import TensorType, TupleType, f64
+from tilewright.superopt.blocks import Kind, Marks, Sized, Sizes
 
 Attributes = tuple[tuple[str, Any], ...]
+# Values of an attribute that are taken from samples.
+SAMPLED = 3
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,22 @@ class Instance:
     attributes: Attributes = ()
 
     def op(self, sizes: Sizes, kinds: Sequence[Kind]) -> Op:
-        made = {k: v.of(sizes, kinds) if isinstance(v, Bound) else v for k, v in self.attributes}
+        made = {k: v.of(sizes, kinds) if isinstance(v, Sized) else v for k, v in self.attributes}
         return OPERATORS[self.name](**made)
 
-    def kind(self, marks: Marks, kinds: Sequence[Kind]) -> Kind | None:
-        """That of the first result on operands of these kinds; None where they do not fit."""
+    def kind(self, marks: Marks, kinds: Sequence[Kind]) -> Kind:
+        """That of the first result on operands of these kinds. It raises where they do not fit."""
         for a, b in zip(*kinds, strict=False) if len(kinds) == 2 else ():
             marks.joined(a, b)
-        try:
-            found = self.op(marks, kinds).infer(*(marks.type(k, f64) for k in kinds))
-        except (Invalid, ValueError):
-            return None
-        return marks.kind(found.items[0] if isinstance(found, TupleType) else found)
+        return marks.kind(self, kinds)
+
+    def type(self, sizes: Sizes, kinds: Sequence[Kind]) -> TensorType:
+        """That of the first result."""
+        found = self.op(sizes, kinds).infer(*(sizes.type(k, f64) for k in kinds))
+        first = found.items[0] if isinstance(found, TupleType) else found
+        if not isinstance(first, TensorType) or first.dtype is not f64:
+            raise Invalid(f"{self.name} makes {first!r} of float64")
+        return first
 
     @property
     def commutative(self) -> bool:
@@ -53,7 +59,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(Sized):
     """Where a part of an operand's axis of two blocks begins or ends."""
 
     axis: int
@@ -76,12 +82,14 @@ class Vocabulary:
     """Operators by name, the leaves of programs, and the sizes that they are evaluated with."""
 
     name: str
-    operators: Sequence[str]
+    operators: Sequence[str]  # none: all that are registered
     leaves: tuple[tuple[str, Kind], ...]
     sizes: dict[str, int]
     positive: Sequence[str] = ()  # leaves that are never negative
     largest: int = 12  # elements of an axis
-    points: int = 2  # random values for every leaf
+    elements: int = 144  # of a tensor
+    arithmetic: str = "whole"  # in which programs are compared, of `residues.ARITHMETICS`
+    points: int = 3  # random values for every leaf
 
     def __post_init__(self) -> None:
         unknown = [x for x in self.operators if x not in OPERATORS]
@@ -90,6 +98,10 @@ class Vocabulary:
                 f"vocabulary {self.name}: there is no operator {', '.join(unknown)}",
                 hint="`tilewright ops` lists them",
             )
+
+    @property
+    def tried(self) -> Sequence[str]:
+        return self.operators or sorted(OPERATORS)
 
 
 @cache
@@ -105,18 +117,28 @@ def instances(name: str, kinds: tuple[Kind, ...]) -> Iterator[Instance]:
     if special is not None:
         yield from (Instance(name, attributes) for attributes in special(kinds))
         return
+    own = fields(OPERATORS[name])
     chosen: list[list[tuple[str, Any]]] = []
-    for f in fields(OPERATORS[name]):
+    for f in own:
         values = _CHOICES.get(f.name)
         if values is not None:
-            found = list(values(kinds))
-        elif f.default is MISSING and f.default_factory is MISSING:
-            found = []  # nothing is known about it
-        else:
-            continue
-        chosen.append([(f.name, v) for v in found])
-    for attributes in product(*chosen):
-        yield Instance(name, attributes)
+            chosen.append([(f.name, v) for v in values(kinds)])
+        elif f.name not in _WINDOWS and f.default is MISSING and f.default_factory is MISSING:
+            chosen.append([(f.name, v) for v in _sampled(name, f.name)])
+    windows = {f.name for f in own} & set(_WINDOWS)
+    for settings in _windows(kinds) if windows else ({},):
+        for attributes in product(*chosen):
+            named = {**settings, **dict(attributes)}
+            said = (f.name for f in own if f.name in named and named[f.name] != f.default)
+            yield Instance(name, tuple((x, named[x]) for x in said))
+
+
+@cache
+def _sampled(name: str, attribute: str) -> tuple[Any, ...]:
+    """What samples of the operator have, of an attribute of which nothing else is known."""
+    cls: Any = OPERATORS[name]
+    found = dict.fromkeys(getattr(x.op, attribute) for x in cls.samples())
+    return tuple(found)[:SAMPLED]
 
 
 def _slices(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
@@ -153,26 +175,31 @@ def _permutations(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
         yield (*range(rank - 2), rank - 1, rank - 2)
 
 
-def _windows(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
-    if len(kinds[0]) == 4 and not any(isinstance(b, int) for b in kinds[0][2:]):
-        yield (3, 3)
+_WINDOWS = ("kernel", "stride", "padding", "dilation")
 
 
-def _space(kinds: tuple[Kind, ...]) -> int:
-    return len(kinds[0]) - 2
-
-
-def _around(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
-    """The padding that keeps the size: of a convolution by its kernel, of a window of 3."""
-    kernel = kinds[1][2:] if len(kinds) > 1 else (3,) * _space(kinds)
+def _windows(kinds: tuple[Kind, ...]) -> Iterator[dict[str, Any]]:
+    """Windows over the last axes: those of a convolution are its kernel's, others have 3 elements.
+    The size is kept, or halved by a stride, or only windows inside count."""
+    space = len(kinds[0]) - 2
+    if space < 1 or (len(kinds) == 1 and any(isinstance(b, int) for b in kinds[0][2:])):
+        return
+    kernel = kinds[1][2:] if len(kinds) > 1 else (3,) * space
     odd = tuple(k for k in kernel if isinstance(k, int) and k % 2)
-    if len(odd) == len(kernel) and odd:
-        yield tuple(k // 2 for k in odd)
+    if len(odd) != len(kernel) or len(odd) != space:
+        return
+    around, one = tuple(k // 2 for k in odd), (1,) * space
+    inside = (0,) * space
+    for stride, padding in dict.fromkeys(((one, around), ((2,) * space, around), (one, inside))):
+        yield {"kernel": odd, "stride": stride, "padding": padding, "dilation": one}
 
 
-def _ones(kinds: tuple[Kind, ...]) -> Iterator[tuple[int, ...]]:
-    if _space(kinds) > 0:
-        yield (1,) * _space(kinds)
+def _groups(kinds: tuple[Kind, ...]) -> Iterator[int]:
+    """Of channels: all are one, and two of one size are two."""
+    yield 1
+    channels = kinds[0][1] if len(kinds[0]) > 1 else None
+    if isinstance(channels, tuple) and channels[0] == channels[1]:
+        yield 2
 
 
 _CHOICES: dict[str, Callable[[tuple[Kind, ...]], Iterator[Any]]] = {
@@ -180,10 +207,7 @@ _CHOICES: dict[str, Callable[[tuple[Kind, ...]], Iterator[Any]]] = {
     "axes": lambda kinds: ((k,) for k in _axes(kinds)),
     "keepdims": lambda kinds: iter((True,)),
     "perm": _permutations,
-    "kernel": _windows,
-    "stride": _ones,
-    "dilation": _ones,
-    "padding": _around,
+    "groups": _groups,
     "divisor": lambda kinds: iter((1,)),  # of a mean: sums are whole numbers
 }
 _SPECIAL: dict[str, Callable[[tuple[Kind, ...]], Iterator[Attributes]]] = {
@@ -226,6 +250,53 @@ IMAGES = Vocabulary(
     {"n": 1, "c": 2, "h": 4, "w": 4},
     positive=("p",),
     largest=8,
-    points=1,
+    points=2,
 )
-VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES)}
+_HALVES = ("g", "g")
+GROUPS = Vocabulary(
+    "groups",
+    "conv add mul relu concat slice".split(),
+    (
+        ("i1", ("n", _HALVES, "h", "w")),
+        ("i2", ("n", _HALVES, "h", "w")),
+        ("k1", (_HALVES, "g", 3, 3)),
+        ("k2", (_HALVES, "g", 1, 1)),
+        ("k3", ("g", "g", 1, 1)),
+        ("s", ()),
+    ),
+    {"n": 1, "g": 2, "h": 4, "w": 4},
+    largest=8,
+    points=2,
+)
+QUOTIENTS = Vocabulary(
+    "quotients",
+    "exp div mul add sub neg sum mean reciprocal sqrt rsqrt square matmul".split(),
+    (
+        *((f"x{k}", _X) for k in (1, 2, 3)),
+        ("w1", _W),
+        ("c", ("m", 1)),
+        ("s", ()),
+        ("p", ()),
+    ),
+    {"m": 2, "k": 3},
+    positive=("p",),
+    points=1,
+    arithmetic="remainders",
+)
+EXPONENTIALS = Vocabulary(
+    "exponentials",
+    "exp div mul add sub sum".split(),
+    (*((f"x{k}", _X) for k in (1, 2, 3)), ("c", ("m", 1))),
+    {"m": 2, "k": 3},
+    points=1,
+    arithmetic="remainders",
+)
+ALL = Vocabulary(
+    "all",
+    (),
+    (*((f"x{k}", _X) for k in (1, 2)), ("s", ())),
+    {"m": 2, "k": 3},
+    points=1,
+    arithmetic="remainders",
+)
+VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES, GROUPS, QUOTIENTS, EXPONENTIALS, ALL)}

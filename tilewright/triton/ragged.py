@@ -37,7 +37,7 @@ def _slice(
     end = to_tensor(offset) + size
     shape[k] = minimum(end.to(int32), shape[k].to(int32))
     at[k] = to_tensor(offset) + at[k]
-    limited = tensor_descriptor(TMA.base, shape, list(TMA.strides), TMA.block_shape, TMA.padding)
+    limited = TMA.up_to(shape)
     return limited, at
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from tilewright import ops
+from tilewright import ops, targets
 from tilewright.driver.cli import main
+from tilewright.driver.looking.optimize import Searched
 from tilewright.driver.looking.picture import around, picture
 from tilewright.driver.program import searched
+from tilewright.driver.program.searched import Measured
 from tilewright.ir.node import Graph, input
 from tilewright.ir.text import print_graph
 from tilewright.ir.types import TensorType, f32
+from tilewright.superopt.saturate import Budget
+from tilewright.superopt.search import search
 
 
 def low_rank() -> Graph:
@@ -29,6 +34,7 @@ def test_what_was_found_is_shown(
 ) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(searched, "medians", lambda *_: [2e-6, 1e-6])
+    monkeypatch.setattr(searched, "interleaved", lambda calls: [1e-6] * len(calls))
     file, page = tmp_path / "f.tw", tmp_path / "page.html"
     file.write_text(print_graph(low_rank()))
     for _ in range(2):  # the second time the answer is in the cache
@@ -49,6 +55,38 @@ def test_nothing_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["optimize", str(file)]) == 0
     said = capsys.readouterr().out
     assert "plain: nothing better was found" in said and "no rule leads to a cheaper" in said
+
+
+def test_a_large_graph_is_searched_in_pieces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    x = first = input("x", TensorType(f32, (8, 8)))
+    for _ in range(70):
+        x = ops.sin(ops.cos(x))
+    file, page = tmp_path / "f.tw", tmp_path / "page.html"
+    file.write_text(print_graph(Graph("long", (first,), (x,))))
+    assert main(["optimize", str(file), "--page", str(page)]) == 0
+    line = "searched in 4 pieces, 2 of them different"
+    assert line in capsys.readouterr().out and line in page.read_text()
+
+
+def test_a_budget_that_ended_a_search_is_told() -> None:
+    found = search(low_rank(), targets.default(), Budget(seconds=0))
+    shown = Searched("low_rank", ((found, 1),), Measured())
+    assert shown.limits == ["the budget ended 1 of 1 searches: another run may differ"]
+
+
+def test_a_missing_extra_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    file = tmp_path / "f.tw"
+    file.write_text(print_graph(low_rank()))
+    assert main(["optimize", str(file)]) != 0
+    said = capsys.readouterr()
+    assert "pip install 'tilewright[superopt]'" in said.out + said.err
 
 
 def test_a_budget_is_a_number_of_seconds(capsys: pytest.CaptureFixture[str]) -> None:

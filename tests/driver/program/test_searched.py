@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +11,22 @@ import torch
 
 import tilewright as tw
 from tilewright import ops, targets
+from tilewright.base.cache import Cache
 from tilewright.base.events import Log
-from tilewright.driver.program import searched
+from tilewright.driver.program import compile, searched
 from tilewright.driver.program.arrays import random_inputs, run_arrays
 from tilewright.driver.program.default_passes import passes
+from tilewright.driver.program.operator_seconds import OperatorSeconds
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, input
+from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType, f32
 from tilewright.runtime.program import Program
 from tilewright.superopt.partial import corrected
 from tilewright.superopt.partial.corrected import Candidate
 from tilewright.superopt.partial.layers import Layer, narrowed
+from tilewright.superopt.seconds import operators
 
 
 def low_rank() -> Graph:
@@ -36,6 +41,75 @@ def low_rank() -> Graph:
 
 
 SEARCH = tw.Options(optimize="search")
+
+
+@pytest.fixture(autouse=True)
+def one_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All operators take the same, whatever a busy machine's clock says."""
+    if "timed" not in request.node.name:
+        monkeypatch.setattr(searched, "interleaved", lambda calls: [1e-6] * len(calls))
+
+
+def by_shapes(
+    seconds: Callable[[Graph], float], asked: list[str]
+) -> Callable[..., dict[str, float]]:
+    """A clock that goes by what an operator's operands are like, and notes what it was asked."""
+
+    def measured(self: OperatorSeconds, graphs: dict[str, Graph], until: float) -> dict[str, float]:
+        asked.extend(graphs)
+        return {name: seconds(g) for name, g in graphs.items()}
+
+    return measured
+
+
+def gates() -> Graph:
+    """Three products of one tensor, whose results go on alone."""
+    x = input("x", TensorType(f32, (64, 128)))
+    weights = [input(n, TensorType(f32, (128, 64)), "weight") for n in "abc"]
+    a, b, c = (ops.matmul(x, w) for w in weights)
+    return Graph("gates", (x, *weights), (ops.mul(ops.relu(a), ops.add(b, ops.relu(c))),))
+
+
+@pytest.mark.parametrize(("wide", "products"), [(2e-5, 1), (4e-5, 3)])
+def test_a_search_goes_by_what_was_measured(
+    wide: float, products: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One product in the place of three is taken where it takes less than those."""
+    asked: list[str] = []
+    clock = by_shapes(lambda g: wide if g.outputs[0].shape[-1] == 192 else 1e-5, asked)
+    monkeypatch.setattr(OperatorSeconds, "_known", clock)
+    log, target = Log(), targets.default()
+    cache = Cache(Path("nowhere"), enabled=False)
+    measure = OperatorSeconds(
+        tw.Options(), log, target, tw.compile_graph, cache, searched.interleaved
+    )
+    listed = measure.used(gates(), searched.with_search(passes(target)))
+    assert asked == [f"matmul(f32[64,128], weight f32[128,{n}])" for n in (64, 192)]
+    assert Pipeline.parse(str(listed)) == listed
+    made = compile.prepare(gates(), tw.Options(passes=listed), target, Log())
+    assert sum(n.op.name == "matmul" for n in made.nodes()) == products
+
+
+def test_operators_are_measured_once(tmp_path: Path) -> None:
+    """Without what a call takes that computes nothing; the next time out of the cache."""
+    made: list[int] = []
+
+    def clock(calls: Sequence[Callable[[], object]]) -> list[float]:
+        for call in calls:
+            call()
+        made.append(len(calls))
+        return [1e-6, *(3e-6 for _ in calls[1:])]
+
+    graphs = operators(gates().nodes(), set(gates().inputs[1:]))
+    for _ in range(2):
+        cache = Cache(tmp_path, log=Log())
+        measure = OperatorSeconds(
+            tw.Options(), Log(), targets.default(), tw.compile_graph, cache, clock
+        )
+        found = measure._known(graphs, float("inf"))
+        assert found == {"matmul(f32[64,128], weight f32[128,64])": pytest.approx(2e-6)}
+    assert made == [2]
+    assert measure._known({"more": low_rank()}, 0.0) == {}  # no time is left
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [((2.0, 1.0), 1), ((1.0, 0.99), 3)])
@@ -59,6 +133,26 @@ def test_only_what_is_clearly_faster_is_taken(
         assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
     assert len(asked) == 1
     assert any("by the search" in e.message for e in log.events)
+
+
+def test_what_is_compared_is_what_is_made_without_a_search() -> None:
+    """Also where the list that is given has a search: what only makes graphs ready for it goes."""
+    plain = Pipeline(tuple(passes()))
+    assert searched.without_search(searched.with_search(plain)) == plain
+
+
+def test_noise_is_no_gain() -> None:
+    """On a busy machine medians of equal programs differ by far: what counts is how often one is
+    faster than the other in the same round."""
+    rng, taken = np.random.default_rng(0), 0
+    for _ in range(400):
+        noise = rng.lognormal(0.0, 0.3, (2, searched.ROUNDS))
+        before, after = searched.compared(noise.tolist())
+        taken += after < searched.CLEARLY * before
+    assert taken <= 20
+    busy = rng.lognormal(0.0, 0.5, searched.ROUNDS)  # which slows down both
+    before, after = searched.compared([busy.tolist(), (0.9 * busy).tolist()])
+    assert after == pytest.approx(0.9 * before)
 
 
 def test_both_programs_are_timed() -> None:

@@ -301,3 +301,23 @@ def test_descriptors_as_before_are_looked_up(
         launch(tw.jit(fn), arrays)
         assert launches.calls[-1] == launches.calls[-2] == launches.calls[-3]
     assert len({tuple(words) for words, _, _ in launches.calls}) == 3
+
+
+def test_descriptors_overlap_by_what_they_describe(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of launches as before addresses say it: parts of one storage may lie apart."""
+    tensors_there(monkeypatch)
+    monkeypatch.setattr(gpu_maps, "TensorMap", lambda *_: SimpleNamespace(address=0))
+    a, b, c, both = (torch.zeros(n, 128, dtype=torch.bfloat16) for n in (128, 128, 128, 384))
+    f = tw.jit(load(False).described_by_host_kernel.fn)
+
+    def launch(*of: torch.Tensor) -> int:
+        arrays = [tw.TensorDescriptor.from_tensor(x, [64, 64]) for x in of]
+        f[(4,)](*arrays, 128, 128, 128, 64, 64, 64, 8, False)
+        return len(launches.modules)
+
+    plain = [launch(a, b, c) for _ in range(3)][-1]
+    assert len(f.again) == 1
+    assert launch(both[:128], b, both[128:256]) == plain
+    assert launch(both[:128], b, both[64:192]) > plain

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
+from torch._C._dynamo.eval_frame import _CacheEntry
 
 import tilewright as tw
 from tilewright.driver.torch import shortcut, unchanged
@@ -426,3 +428,15 @@ def test_forms_of_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert NOTE.inside == (name not in ("a note", "a note of nothing"))
             NOTE.depth, NOTE.inside = 0, False
     assert any(made) == short
+
+
+def test_calls_go_on_when_dynamo_forgets_what_it_compiled() -> None:
+    """Its entries are gone then: nothing of them may be read any more."""
+    net, x = Net().eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        fast = tw.compile(net, x)
+        fast(x)
+        torch._dynamo.reset()
+        assert not any(isinstance(e, _CacheEntry) for e in fast._found)
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), net(x))

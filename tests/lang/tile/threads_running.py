@@ -19,7 +19,8 @@ from tilewright.kernel.nest import Nest
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.lower import lower
 from tilewright.lang.tile.lowering.state import GRID, Lowered
-from tilewright.llvm.grid import Kernels, emit_kernels
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.launch import Kernels
 from tilewright.targets.nvptx import for_capability
 
 

@@ -283,12 +283,12 @@ def _segment(
 
 
 def _watched(found: list[Node]) -> tuple[Node, ...]:
-    """One integer that is 0 where all of these are, then these."""
+    """One integer that is 0 where all of these are, then these, which the caller is told."""
     every = found
     while len(every) > 1:
         pairs = zip(every[::2], every[1::2], strict=False)
         every = [ops.bitwise_or(a, b) for a, b in pairs] + every[len(every) // 2 * 2 :]
-    return tuple(found) if len(found) < 2 else (every[0], *found)
+    return (every[0], *map(ops.told, found)) if found else ()
 
 
 def _walk(roots: Sequence[Node], stop: Mapping[Node, str]) -> list[Node]:

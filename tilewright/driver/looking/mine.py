@@ -13,20 +13,19 @@ from rich.progress import track
 from tilewright.base.errors import Invalid
 from tilewright.driver.looking.tables import new_table, rendered
 from tilewright.superopt.enumerate import Level, enumerated
-from tilewright.superopt.mine import Mined, mine
+from tilewright.superopt.joining import joining
+from tilewright.superopt.mine import Mined, Reduced, mine
 from tilewright.superopt.records import write
 from tilewright.superopt.search import mined_rules
 from tilewright.superopt.terms import Equality
-from tilewright.superopt.vocabulary import VOCABULARIES
+from tilewright.superopt.vocabulary import VOCABULARIES, Vocabulary
 
 
 def show(
     name: str, operators: int, seed: int, out: Path | None, count: bool, console: Console
 ) -> int:
     """Mine a vocabulary, show what was found, write the rules. With `count` nothing is proved."""
-    if name not in VOCABULARIES:
-        known = ", ".join(sorted(VOCABULARIES))
-        raise Invalid(f"no vocabulary is called {name}", hint=f"there are {known}")
+    vocabulary = _named(name)
     began = time.perf_counter()
     table = new_table("operators", "candidates", "new values", "equalities", "seconds so far")
 
@@ -37,14 +36,15 @@ def show(
     def shown(found: Iterable[Equality], what: str) -> Iterable[Equality]:
         return track(list(found), what, console=console)
 
-    vocabulary = VOCABULARIES[name]
     mined = None
     if count:
         enumerated(vocabulary, operators, seed, level)
     else:
         # What ships of other vocabularies is known.
         known = [e for n, e in mined_rules().items() if not n.startswith(f"{name}-")]
-        mined = mine(vocabulary, operators, seed, known, level, shown)
+        with console.status("enumerating") as status:
+            reduced = Reduced(enumerated(vocabulary, operators, seed, level), status.update)
+        mined = mine(reduced, seed, known, shown)
     print(rendered(table))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     console.print(f"seed {seed}, at most {most:.2f} GiB", highlight=False)
@@ -55,13 +55,32 @@ def show(
     return 0
 
 
+def show_joining(name: str) -> int:
+    """Every registered operator: does it join the vocabulary, or why not?"""
+    vocabulary = _named(name)
+    table = new_table("operator", f"in {name}", "joins", "or why not")
+    for operator, why in joining(vocabulary).items():
+        own = "yes" if operator in vocabulary.tried else ""
+        table.add_row(operator, own, "" if why else "yes", why)
+    print(rendered(table))
+    return 0
+
+
+def _named(name: str) -> Vocabulary:
+    if name not in VOCABULARIES:
+        known = ", ".join(sorted(VOCABULARIES))
+        raise Invalid(f"no vocabulary is called {name}", hint=f"there are {known}")
+    return VOCABULARIES[name]
+
+
 def _report(mined: Mined, console: Console) -> None:
     for r in mined.rules:
         console.print(f"  {r.rule}", markup=False, highlight=False, soft_wrap=True)
     for text in mined.refused:
         console.print(f"refused: {text}", markup=False, highlight=False, soft_wrap=True)
     console.print(
-        f"{mined.found:,} equalities up to names, {mined.proved:,} proved; {mined.again:,} follow"
-        f" from {mined.general} of them, and these from {len(mined.rules)} rules of any shapes",
+        f"{mined.equalities:,} equalities: {mined.open:,} are not proved, the others follow from"
+        f" {mined.proved:,} of them ({mined.tried:,} were tried), these from {mined.general}, and"
+        f" these from {len(mined.rules)} rules of any shapes",
         highlight=False,
     )

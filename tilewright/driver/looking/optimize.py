@@ -48,6 +48,18 @@ class Searched:
     def better(self) -> list[tuple[Found, int]]:
         return [(f, times) for f, times in self.found if f.proof]
 
+    @property
+    def limits(self) -> list[str]:
+        """What a larger budget could change."""
+        pieces, different = sum(times for _, times in self.found), len(self.found)
+        late = sum(f.ended == "seconds" for f, _ in self.found)
+        said = []
+        if pieces > 1:
+            said.append(f"searched in {pieces} pieces, {different} of them different")
+        if late:
+            said.append(f"the budget ended {late} of {different} searches: another run may differ")
+        return said
+
 
 def passes(given: str | None, seconds: int) -> Pipeline:
     """The list of passes with a search that may take so long."""
@@ -61,7 +73,8 @@ def searched(listed: Pipeline, compile: Compile) -> list[Searched]:
         compile(listed)
     judged = [e.data for e in heard.of("search") if "measured" in e.data]
     return [
-        Searched(x["graph"].name, tuple(_found(x["graph"], listed)), x["measured"]) for x in judged
+        Searched(x["graph"].name, tuple(_found(x["graph"], x["passes"])), x["measured"])
+        for x in judged
     ]
 
 
@@ -82,6 +95,8 @@ def show(found: Iterable[Searched], page: Path | None, console: Console) -> int:
     found = list(found)
     for s in found:
         console.print(f"[bold]{s.name}[/]: {s.measured}", highlight=False)
+        for said in s.limits:
+            console.print(said, highlight=False)
         for f, times in s.better:
             console.print(summary(f, times), highlight=False)
             table = new_table("#", "rule", "of", "what it says")
@@ -149,7 +164,8 @@ def page_of(found: Iterable[Searched]) -> str:
     """One file that needs nothing else: what changed, why it is the same, what it gained."""
     parts: list[str] = []
     for s in found:
-        parts.append(f"<h1>{escape(s.name)}</h1><p>{escape(str(s.measured))}</p>")
+        said = "; ".join((str(s.measured), *s.limits))
+        parts.append(f"<h1>{escape(s.name)}</h1><p>{escape(said)}</p>")
         for f, times in s.better:
             parts.append(f"<p>{escape(summary(f, times))}</p>")
             for title, graph, marked in (

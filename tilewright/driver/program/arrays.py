@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -34,6 +34,15 @@ def run_arrays(
 ) -> list[np.ndarray]:
     """A program on numpy arrays (what numpy lacks as rounded float32). `sizes` are those of its
     symbolic dims."""
+    call, outputs = prepared_call(program, arrays, sizes)
+    call()
+    return [from_memory(o, t.dtype) for o, t in zip(outputs, program.outputs, strict=True)]
+
+
+def prepared_call(
+    program: Program, arrays: Sequence[np.ndarray], sizes: Mapping[str, int] | None = None
+) -> tuple[Callable[[], None], list[np.ndarray]]:
+    """A program on arrays, to be called any number of times, and where its results will be."""
     known = sizes or {}
     inputs = [to_memory(a, t.dtype) for a, t in zip(arrays, program.inputs, strict=True)]
     outputs = []
@@ -41,5 +50,8 @@ def run_arrays(
         shape = tuple(int(D.evaluate(d, known)) for d in t.shape)
         outputs.append(np.empty(shape, t.dtype.memory))
     dims = [known[name] for name in program.dims]
-    program.run([a.ctypes.data for a in inputs], [o.ctypes.data for o in outputs], dims)
-    return [from_memory(o, t.dtype) for o, t in zip(outputs, program.outputs, strict=True)]
+
+    def call() -> None:
+        program.run([a.ctypes.data for a in inputs], [o.ctypes.data for o in outputs], dims)
+
+    return call, outputs

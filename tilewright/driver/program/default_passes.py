@@ -37,12 +37,14 @@ from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
 from tilewright.ir.text import attribute_text
 from tilewright.superopt.corrected_pass import Corrected as Corrected
+from tilewright.superopt.fewer_pass import FewerProducts
 from tilewright.superopt.search_pass import Search as Search
 
 CPU = Pipeline(
     (
         Simplify(),
         BatchNormFold(),
+        FewerProducts(),
         KeyBlocks(),  # before: attention is one operator, not what it is written in terms of
         Decompose(),
         EmptyValues(),
@@ -61,6 +63,7 @@ GPU = Pipeline(
     (
         Simplify(),
         BatchNormFold(),
+        FewerProducts(),
         GridKeyBlocks(atomic=True),
         OnePassNorms(),
         Decompose(),
@@ -78,6 +81,7 @@ GPU = Pipeline(
     )
 )
 
+_TRANSFORMING = (FewerProducts, Winograd)  # they compute other weights of those that are given
 PRECISIONS = ("reassociate", "strict")
 WIDTH = 14  # of the column of names
 # What runs after the list, in this order, and what it does.
@@ -106,7 +110,7 @@ def passes(
         found = with_atomics(found, False)
     if own_weights:
         # Transformed weights could not be restored.
-        found = found.without(*(p.name for p in found if isinstance(p, Winograd)))
+        found = found.without(*(p.name for p in found if isinstance(p, _TRANSFORMING)))
         found = Pipeline((*found, ReadPacked()))
     return found
 

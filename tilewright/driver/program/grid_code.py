@@ -16,7 +16,8 @@ from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.library import library_calls, without_library
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.entry import Action, Branch, Entry, calls_of
-from tilewright.llvm.grid import Launch, emit_kernels
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.launch import Launch
 from tilewright.llvm.tasks import TaskCode, emit_tasks
 from tilewright.runtime.cuda.assembling import assembled
 from tilewright.runtime.cuda.image import (

@@ -22,7 +22,7 @@ from tilewright.kernel.group import Buffer, Group, build_group
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.text import group_text
-from tilewright.llvm.grid import scratch_bytes
+from tilewright.llvm.launch import scratch_bytes
 from tilewright.runtime.cuda.device import Device, device
 from tilewright.runtime.cuda.gpu import GpuKernel
 from tilewright.runtime.cuda.kernels import Loaded

@@ -1,9 +1,10 @@
 """`optimize="search"`: a program by the graph that a search found, where a clock says so.
 
-The search orders graphs by an estimate. What it prefers is compiled beside what the default passes
-make, both run in turn on random inputs, and the faster one is taken. Where other programs compute
-layers faster (`faster_layers.py`), a third one has these. The answer is kept in the cache, so that
-the next process compiles only the one that was taken.
+The search orders graphs by an estimate, and by what operators take that were measured alone
+(`operator_seconds.py`). What it prefers is compiled beside what the default passes make, both run
+in turn on random inputs, and the faster one is taken. Where other programs compute layers faster
+(`faster_layers.py`), a third one has these. The answer is kept in the cache, so that the next
+process compiles only the one that was taken.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from dataclasses import astuple, dataclass, replace
 
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
-from tilewright.driver.program.arrays import random_inputs, run_arrays
+from tilewright.driver.program.arrays import prepared_call, random_inputs
 from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.faster_layers import Layers, place
+from tilewright.driver.program.operator_seconds import OperatorSeconds
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.program_cache import key_of
+from tilewright.graph.align import SinkReshapes
+from tilewright.graph.weight_sums import WeightSums
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
@@ -32,7 +36,9 @@ ROUNDS = 15  # in which both programs run, in turn
 CALLS_FOR = 2e-3  # seconds of calls in a round
 # A program that is not clearly faster is not taken: clocks are noisy.
 CLEARLY = 0.98
-
+SURE = 0.8  # of the rounds: of 15, two programs that are alike get there once in 50 times
+_SIMPLER = ("Simplify", "BatchNormFold", "FewerProducts")
+_READY = (SinkReshapes(), WeightSums())
 
 Compile = Callable[[Graph, Options, Log], Program]
 
@@ -54,17 +60,21 @@ def searched(
     given = chosen_passes(plain.passes, target, plain.precision)
     listed = with_search(given)
     if listed is given:
-        plain = replace(plain, passes=listed.without(Search.name))
+        plain = replace(plain, passes=without_search(listed))
     sought = replace(plain, passes=listed)
+    by = sought
     cache = Cache.from_knobs(log)
     key = f"search\n{key_of(graph, sought, target)}" if cache.enabled else None
     known = cache.get("searched", key) if key is not None else None
     if known is not None:
         *numbers, text = json.loads(known)
         found = Measured(*numbers)
-        by = replace(plain, passes=Pipeline.parse(text)) if found.taken else plain
-        program = compile_graph(graph, by, log)
+        by = replace(plain, passes=Pipeline.parse(text))
+        program = compile_graph(graph, by if found.taken else plain, log)
     else:
+        operators = OperatorSeconds(plain, log, target, compile_graph, cache, interleaved)
+        listed = operators.used(graph, listed)
+        by = sought = replace(plain, passes=listed)
         measure = Layers(plain, log, target, compile_graph, cache, medians, CLEARLY)
         layers = measure.faster(graph, listed)
         tried = [plain, sought]
@@ -78,12 +88,13 @@ def searched(
             before, *others = medians(graph, programs)
             best = 1 + others.index(min(others))
             found = Measured(before, min(others), len(layers) if best == 2 else 0)
+            by = tried[best]
         if key is not None:
-            text = str(tried[best].passes) if found.taken else ""
-            cache.put("searched", key, json.dumps([*astuple(found), text]).encode())
+            cache.put("searched", key, json.dumps([*astuple(found), str(by.passes)]).encode())
         program = programs[best if found.taken else 0]
     said = f"{graph.name}: {found}"
-    log.add("search", said, detail=not found.before, measured=found, graph=graph)
+    of = {"measured": found, "graph": graph, "passes": by.passes}
+    log.add("search", said, detail=not found.before, **of)
     return program
 
 
@@ -110,14 +121,27 @@ class Measured:
 
 def with_search(listed: Pipeline) -> Pipeline:
     """The list with a search, if it has none: after what makes graphs simpler, and before operators
-    are written in terms of others, of which there are more and about which rules say less."""
+    are written in terms of others, of which there are more and about which rules say less. Rules
+    are about products and sums, not about the reshapes that a frontend leaves between them, and
+    sums have fewer forms where their weights are one."""
     found = list(listed)
     names = [p.name for p in found]
     if Search.name in names:
         return listed
     early = names[: names.index("Decompose")] if "Decompose" in names else names
-    at = max((k + 1 for k, n in enumerate(early) if n in ("Simplify", "BatchNormFold")), default=0)
-    return Pipeline((*found[:at], Search(), *found[at:]))
+    at = max((k + 1 for k, n in enumerate(early) if n in _SIMPLER), default=0)
+    return Pipeline((*found[:at], *_READY, Search(), *found[at:]))
+
+
+def without_search(listed: Pipeline) -> Pipeline:
+    """The list without its search, and without what makes graphs ready for it: a program that is
+    compared with one by a search should be the one that is made without."""
+    found = list(listed)
+    end = next(k for k, p in enumerate(found) if p.name == Search.name)
+    at = end
+    while at and found[at - 1] in _READY:
+        at -= 1
+    return Pipeline((*found[:at], *found[end + 1 :]))
 
 
 def _kernels(p: Program) -> list[tuple[str, int]]:
@@ -128,18 +152,39 @@ def medians(graph: Graph, programs: Sequence[Program]) -> list[float]:
     """Seconds of a call of each program, which run in turn. Copies of them are called: who gets one
     of them may rely on being the first to call it."""
     arrays = random_inputs(graph)
-    calls: list[Callable[[], object]] = []
-    for p in (Program(p.data) for p in programs):
-        calls.append(lambda p=p: run_arrays(p, arrays))
+    return compared(_rounds([prepared_call(Program(p.data), arrays)[0] for p in programs]))
+
+
+def compared(times: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of the first, and of the others by what they take of it in the same round. What is
+    not faster in nearly all rounds is said to take as long: that may be luck."""
+    first = statistics.median(times[0])
+    out = [first]
+    for other in times[1:]:
+        parts = [b / a for a, b in zip(times[0], other, strict=True)]
+        sure = sum(x < 1 for x in parts) >= SURE * len(parts)
+        part = statistics.median(parts)
+        out.append(first * (part if sure else max(part, 1.0)))
+    return out
+
+
+def interleaved(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Seconds of each call, the median of rounds in which they are made in turn."""
+    return [statistics.median(t) for t in _rounds(calls)]
+
+
+def _rounds(calls: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """Seconds of each call in each round; the order turns."""
     counts = []
     for call in calls:
         call()  # weights are derived
         counts.append(max(1, int(CALLS_FOR / _seconds(call, 3))))
-    times: list[list[float]] = [[] for _ in programs]
-    for _ in range(ROUNDS):
-        for k, call in enumerate(calls):
-            times[k].append(_seconds(call, counts[k]))
-    return [statistics.median(t) for t in times]
+    times: list[list[float]] = [[] for _ in calls]
+    for first in range(ROUNDS):
+        for k in range(len(calls)):
+            at = (first + k) % len(calls)
+            times[at].append(_seconds(calls[at], counts[at]))
+    return times
 
 
 def _seconds(call: Callable[[], object], count: int) -> float:

@@ -25,6 +25,7 @@ from tilewright.lang.tile.language.types import constexpr
 if TYPE_CHECKING:
     from tilewright.driver.tile.jit import JITFunction
     from tilewright.driver.tile.launch import CompiledKernel
+    from tilewright.driver.tile.overlap import Relation
 
 Given = Sequence[Any]  # the arguments of a launch, in the order of the parameters
 # Parameters that are tensors, and whether each is described.
@@ -73,7 +74,6 @@ class Calls:
 
 
 _BUSY = """_tw_f.pre_run_hooks or _tw_defaults.listeners
-        or _tw_options and not _tw_ignored.issuperset(_tw_options)
         or _tw_steps() or _tw_checks()
         or _tw_f.debug or _tw_defaults.debug or _tw_f._used and _tw_f.changed_global()"""
 _SOURCE = """
@@ -95,6 +95,7 @@ def launch(_tw_grid, /, {head}):
         _tw_kernel = None
     if (
         _tw_kernel is None or {rest} or {busy}
+        or _tw_options and not _tw_ignored.issuperset(_tw_options)
     ):
         return _tw_slowly(_tw_grid, {given}, {rest}, _tw_options)
     _tw_sizes = _tw_grids.get(_tw_grid) if _tw_grid.__class__ is tuple else None
@@ -131,7 +132,7 @@ if {tensors}:
             _tw_now = {plain}
             _tw_on = {first}.get_device()
             _tw_known = _tw_again.get(
-                (_tw_grid, _tw_on, {kinds}, *_tw_now, *map(_tw_class, _tw_now))
+                (_tw_grid, _tw_on, {kinds}, *_tw_options, *_tw_now, *map(_tw_class, _tw_now))
             )
         except TypeError:  # without a hash
             _tw_known = None
@@ -139,11 +140,12 @@ if {tensors}:
             _tw_known is not None and _tw_grid[0].__class__ is _tw_grid[-1].__class__ is int
             and not ({rest} or {busy})
         ):
-            _tw_kernel, _tw_pack, _tw_words, _tw_go, _tw_sizes = _tw_known
+            _tw_kernel, _tw_pack, _tw_words, _tw_go, _tw_sizes, _tw_relation, _tw_apart = _tw_known
             {addresses}
             if (
                 {fit} and not ({either}) & 15
-                and (not _tw_kernel.relation or _tw_kernel.relation({given}, {values}) is None)
+                and (not _tw_relation or _tw_relation({given}, {values}) is None)
+                and (not _tw_apart or _tw_apart({pointers}))
             ):
                 if _tw_words.__class__ is not _tw_bytes:
                     _tw_words = _tw_words[({pointers},)]
@@ -151,8 +153,8 @@ if {tensors}:
                 if _tw_code:
                     _tw_kernel.launchable.launcher.failed(_tw_code, _tw_sizes)
                 return _tw_kernel"""
-# What a descriptor says besides the address: numbers, as many as it has axes, then a word.
-_LAYOUT = "*{n}.shape, *{n}.strides, *{n}.block_shape, {n}.padding"
+# What a descriptor says besides the address.
+_LAYOUT = "{n}.shape, {n}.strides, *{n}.block_shape, {n}.padding"
 MOST_AGAIN = 256  # launches of a kernel that are remembered
 # A tensor of torch itself and a usual integer are bound in place: key and value without a call.
 _TENSOR = """\
@@ -251,13 +253,12 @@ def _again(f: JITFunction[Any], tensors: Tensors) -> str:
     own = [f"{names[k]}.base" if is_ else names[k] for k, is_ in tensors]
     at = {k: f"_tw_v{k}" for k, _ in tensors}
     fit = [*at.values(), *(f"{x}.get_device() == _tw_on" for x in own[1:])]
-    options = ('_tw_options.get("num_warps")', '_tw_options.get("num_stages")')
     classes = [f"{names[k]}.__class__ is _tw_described" for k in sorted(described)]
     layouts = [_LAYOUT.format(n=names[k]) for k in sorted(described)]
     values = [f"({at[k]},)" if k in described else at.get(k, names[k]) for k in runtime]
     return _AGAIN.format(
         tensors=" and ".join([*classes, *(f"{x}.__class__ is _tw_tensor" for x in own)]),
-        plain=_tuple([*(n for k, n in enumerate(names) if k not in at), *options]),
+        plain=_tuple([*(n for k, n in enumerate(names) if k not in at), "*_tw_options.values()"]),
         first=own[0],
         kinds=", ".join([*(f"{x}.dtype" for x in own), *layouts]),
         addresses="; ".join(f"{v} = {x}.data_ptr()" for v, x in zip(at.values(), own, strict=True)),
@@ -290,7 +291,7 @@ def _remember(
     )
     at = dict(tensors)
     plain = [x for k, x in enumerate(given) if k not in at]
-    plain += [options.get("num_warps"), options.get("num_stages")]
+    plain += options.values()
     usual = all(x.__class__ in PLAIN or (x.__class__ is float and x and x == x) for x in plain)
     runtime = [k for k, p in enumerate(f.parameters) if not p.is_constexpr]
     order = [(runtime.index(k), is_) for k, is_ in tensors if k in runtime]
@@ -299,7 +300,9 @@ def _remember(
     if usual and aligned and len(order) == len(tensors) and tensors:
         on_gpu: Any = kernel.launchable
         frozen = on_gpu.frozen(kernel.pick, values, order, sizes)
-    if frozen is None:
+    boxes = [given[k] for k, is_ in tensors if is_]
+    listed = any(list in (x.shape.__class__, x.strides.__class__) for x in boxes)  # has no hash
+    if frozen is None or listed:
         kernel.remembers = False
         return
     first = f.quick_for is None
@@ -311,12 +314,29 @@ def _remember(
     if len(f.again) >= MOST_AGAIN:
         f.again.clear()
     kinds = [(given[k].base if is_ else given[k]).dtype for k, is_ in tensors]
-    boxes = [given[k] for k, is_ in tensors if is_]
-    layouts = [y for x in boxes for y in (*x.shape, *x.strides, *x.block_shape, x.padding)]
-    key = (grid, kernel.gpu, *kinds, *layouts, *plain, *map(type, plain))
-    f.again[key] = (kernel, *frozen, sizes)
+    layouts = [y for x in boxes for y in (x.shape, x.strides, *x.block_shape, x.padding)]
+    key = (grid, kernel.gpu, *kinds, *layouts, *options, *plain, *map(type, plain))
+    f.again[key] = (kernel, *frozen, sizes, *_overlaps(kernel, values, tuple(order), boxes))
     if first:
         f.use_calls(calls(f, tensors))
+
+
+def _overlaps(
+    kernel: CompiledKernel, values: Given, order: Tensors, boxes: Sequence[TensorDescriptor]
+) -> tuple[Relation | None, Callable[..., bool] | None]:
+    """What tells whether tensors of a launch overlap: of their storages, or, where all of them are
+    described as these are, of their addresses alone, since a kernel reaches no further than
+    descriptors say."""
+    if len(boxes) < len(order) or any(min(x.strides) < 0 for x in boxes):
+        return kernel.relation, None
+    number = {k: which for which, (k, _) in enumerate(order)}
+    flat = kernel.pick([[k] * len(v) if k in number else k for k, v in enumerate(values)])
+    pairs = [[number[flat[x]] for x in pair] for pair in kernel.launchable.pairs]
+    last = [sum((n - 1) * m for n, m in zip(x.shape, x.strides, strict=True)) for x in boxes]
+    reach = [x.base.itemsize * (1 + n) for x, n in zip(boxes, last, strict=True)]
+    apart = [f"(a{a} + {reach[a]} <= a{b} or a{b} + {reach[b]} <= a{a})" for a, b in pairs]
+    names = ", ".join(f"a{k}" for k in range(len(boxes)))
+    return None, eval(f"lambda {names}: {' and '.join(apart)}") if apart else None
 
 
 def _tuple(items: Sequence[str]) -> str:

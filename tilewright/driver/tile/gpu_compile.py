@@ -26,7 +26,8 @@ from tilewright.lang.tile.ir import Kernel
 from tilewright.lang.tile.lowering.lower import lower
 from tilewright.lang.tile.lowering.state import Lowered
 from tilewright.lang.tile.text import kernel_text
-from tilewright.llvm.grid import Kernels, emit_kernels
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.launch import Kernels
 from tilewright.llvm.objects import cached_ptx
 
 

@@ -12,7 +12,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo.utils
@@ -62,6 +62,14 @@ class Helpers:
         return getattr(torch._dynamo.utils, name)
 
 
+class _Entry(NamedTuple):
+    """What Dynamo has compiled. Its own entry is gone after `torch._dynamo.reset`."""
+
+    compile_id: Any
+    code: types.CodeType
+    root: Any  # of its guards
+
+
 class Compiled:
     """A compiled function or module. Attributes are those of the original.
 
@@ -87,7 +95,7 @@ class Compiled:
             self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
         )
         self._entries: list[tuple[Any, Callable[..., Any]]] = []
-        self._found: list[Any] = []  # the entries as Dynamo has them
+        self._found: list[_Entry] = []  # what Dynamo has compiled
         # By the number of an entry: what fits calls like one before, and how those are done.
         self._quick: dict[int, tuple[Callable[[dict[str, Any]], bool], Call]] = {}
         self._known: dict[int, Unchanged] = {}
@@ -123,7 +131,7 @@ class Compiled:
             self._moving |= self._known[k].changed()
         if self._misses & (self._misses - 1) == 0:
             try:
-                root = self._found[k].guard_manager.root
+                root = self._found[k].root
                 found = Unchanged.of(root, seen, self._scope, self._moving)
                 quick[k], known[k] = (found.fits, self._call(k, found, seen)), found
             except CannotWatch as problem:
@@ -231,8 +239,8 @@ class Compiled:
             for e in _debug_get_cache_entry_list(self._frame.__code__):
                 self._outlines.setdefault(str(e.compile_id), outline)
         entries = _debug_get_cache_entry_list(self._frame.__code__)
-        self._found = entries
-        self._entries = [(e.guard_manager.root.check, self.runner(e)) for e in entries]
+        self._found = [_Entry(e.compile_id, e.code, e.guard_manager.root) for e in entries]
+        self._entries = [(e.root.check, self.runner(e)) for e in self._found]
         self._quick, self._known, self._misses = {}, {}, 0
         if len(self._entries) <= known:
             self.log.add(

@@ -1,7 +1,8 @@
 """Reductions of a GPU in launches of their own.
 
-Where neighbours in memory are reduced, a block has each result and its threads have partial ones;
-else a thread has a result. Few results of many numbers are first reduced in pieces.
+Where neighbours in memory are reduced, a block has each result and its threads have partial ones:
+they read vectors, several of which are on their way at a time. Else a thread has a result. Few
+results of many numbers are first reduced in pieces.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from math import isqrt, prod
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.kernel.axis import moved
+from tilewright.kernel.defaults.grid_lanes import vector_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, contiguous
 from tilewright.kernel.nest import Loop
 from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.cache_write import CacheWrite
+from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.init_at import InitAt
 from tilewright.kernel.steps.relayout import Relayout
@@ -21,8 +25,12 @@ from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
 
 THREADS = 256
+BLOCKS = 8  # of a multiprocessor, which has room for so many
+LOADS = 4  # of a thread that are on their way at a time
+TURN = THREADS * LOADS  # vectors that a block has on their way
 # Numbers of one result that a block, or a thread, is worth starting for.
 BLOCK_WORK = 4096
 THREAD_WORK = 16
@@ -45,30 +53,54 @@ def _scheduled(s: Scheduler, stage: str) -> None:
     if not reduced:
         raise Refused(f"{stage} has nothing to reduce")
     r = _fused(s, stage, [p.name for p in reduced], "q")
-    loop = s.loops(r)[0]
-    rows = contiguous(s, s.store(stage), loop.var)
     results = prod(p.extent if isinstance(p.extent, int) else 1 << 20 for p in data)
-    piece = _piece(s, loop, results, rows)
-    names = [p.name for p in data]
+    if contiguous(s, s.store(stage), s.loops(r)[0].var):
+        _neighbours(s, stage, r, results)
+    else:
+        _columns(s, stage, [p.name for p in data], r, results)
+
+
+def _neighbours(s: Scheduler, stage: str, r: str, results: int) -> None:
+    """Blocks for the results, or for pieces of them."""
+    loop, lane, part = s.loops(r)[0], "", f"{stage}c"
+    lanes = vector_lanes(s, [stage], loop.var)
+    if lanes > 1 and D.known_eq(D.mod(loop.extent, lanes), 0):
+        s.do(Split(r, lanes))
+        r, lane = f"{r}.0", f"{r}.1"
+    turns = _turns(s, r, results, lanes if lane else 1)
+    if turns:
+        s.do(Split(r, TURN))
+        r, inner = f"{r}.0", f"{r}.1"
+        if turns > 1:
+            s.do(Split(r, turns))
+            r = f"{r}.0"
+        s.do(RFactor(stage, (r,), part))
+        _block_each(s, part, inner, lane, pieces=True)
+        lane = ""
+    _block_each(s, stage, r, lane)
+
+
+def _columns(s: Scheduler, stage: str, data: list[str], r: str, results: int) -> None:
+    """Threads for the results, or for pieces of them."""
+    piece = _piece(s, s.loops(r)[0], results)
     if piece:
-        # Before loops over results are fused: pieces have the same axes.
         part = f"{stage}c"
         s.do(Split(r, piece))
         s.do(RFactor(stage, (f"{r}.0",), part))
-        own = [moved(f"{r}.0", part), moved(f"{r}.1", part)]
-        over = [_fused(s, part, [moved(x, part) for x in names], "d")] if names else []
-        if over and not rows:
+        over = [moved(f"{r}.0", part)]
+        if data:
             # Threads run over results: their partial ones of one piece are adjacent.
             axes = [f"i{k}" for k in range(len(s.nest.buffer(part).shape))]
+            flat = _fused(s, part, [moved(x, part) for x in data], "d")
             s.attempt(Relayout(part, f"{', '.join(axes)} -> {', '.join((axes[-1], *axes[:-1]))}"))
-            s.do(Reorder((own[0], *over)))
-            over = [own[0], *over]
-        else:
-            over = [*over, own[0]]
-        _shared(s, part, over, own[1], rows)
+            s.do(Reorder((*over, flat)))
+            over.append(flat)
+        _thread_each(s, part, over, moved(f"{r}.1", part))
         r = f"{r}.0"
-        rows = not names
-    _shared(s, stage, [_fused(s, stage, names, "d")] if names else [], r, rows)
+    if data:
+        _thread_each(s, stage, [_fused(s, stage, data, "d")], r)
+    else:
+        _block_each(s, stage, r, "")
 
 
 def _loops(s: Scheduler, stage: str) -> tuple[list[Loop], list[Loop]]:
@@ -86,38 +118,63 @@ def _fused(s: Scheduler, stage: str, loops: list[str], letter: str) -> str:
     return flat
 
 
-def _piece(s: Scheduler, loop: Loop, results: int, rows: bool) -> int:
+def _turns(s: Scheduler, r: str, results: int, lanes: int) -> int:
+    """How often threads of a piece read their vectors, where there are too few results for all
+    multiprocessors; 0: there are no pieces."""
+    assert s.target.grid is not None
+    extent = s.loops(r)[0].extent
+    if not isinstance(extent, int):
+        return 0
+    wanted = -(-s.target.grid.multiprocessors * BLOCKS // results)
+    turns = -(-extent // TURN)
+    least = -(-BLOCK_WORK // (TURN * lanes))
+    each = max(least, -(-turns // wanted))
+    return each if each < turns else 0
+
+
+def _piece(s: Scheduler, loop: Loop, results: int) -> int:
     """Numbers that are reduced first, where there are too few results for all multiprocessors."""
     assert s.target.grid is not None
     if not isinstance(loop.extent, int):
         return 0
-    least = BLOCK_WORK if rows else THREAD_WORK
-    wanted = s.target.grid.multiprocessors * (8 if rows else 8 * THREADS)
-    pieces = min(-(-loop.extent // least), -(-wanted // results))
-    if not rows:  # a thread adds up the pieces of a result, too
-        pieces = min(pieces, isqrt(loop.extent))
+    wanted = s.target.grid.multiprocessors * BLOCKS * THREADS
+    pieces = min(-(-loop.extent // THREAD_WORK), -(-wanted // results))
+    pieces = min(pieces, isqrt(loop.extent))  # a thread adds up the pieces of a result, too
     return -(-loop.extent // pieces) if pieces > 1 else 0
 
 
-def _shared(s: Scheduler, stage: str, data: list[str], r: str, rows: bool) -> None:
-    if rows:
-        _block_each(s, stage, data, r)
-    else:
-        _thread_each(s, stage, data, r)
-
-
-def _block_each(s: Scheduler, stage: str, data: list[str], r: str) -> None:
-    """A block for every result."""
-    if data:
-        s.do(InitAt(stage, data[-1]))
+def _block_each(s: Scheduler, stage: str, r: str, lane: str, pieces: bool = False) -> None:
+    """A block for every result; its threads read vectors (`lane`) or single numbers. The last axis
+    of results may be `pieces` of them. Where there is one result, one block has it."""
+    axes = len(s.nest.buffer(stage).shape)
+    over: list[str] = []
+    if axes:  # threads have the sum, and memory gets it once
+        own = f"{stage}s"
+        s.do(CacheWrite(stage, own))
+        over = [f"{stage}.i{k}" for k in range(axes)]
+        last = over[-1:] if pieces else []
+        first = over[: axes - len(last)]
+        over = [*([_fused(s, stage, first, "d")] if first else []), *last]
+        s.do(ComputeAt(own, over[-1]))
+        stage = own
+    r, lane = moved(r, stage), moved(lane, stage) if lane else ""
+    extent = s.loops(r)[0].extent
+    if isinstance(extent, int) and extent > TURN:
+        s.do(Split(r, TURN))
+        r = f"{r}.1"
     s.do(Split(r, THREADS))
     own, part = f"{r}.1", f"{stage}p"
     s.do(RFactor(stage, (own,), part))
-    for loop, axis in zip(data, ("block.x", "block.y")):
+    for loop, axis in zip(over, ("block.x", "block.y")):
         s.do(Bind(loop, axis))
     width = len(s.nest.buffer(part).shape) - 1
     for loop in (f"{part}.init.i{width}", moved(own, part), own):
         s.do(Bind(loop, "thread.x"))
+    again = moved(f"{r}.0", part)
+    if s.loops(again) and D.bounds(s.loops(again)[0].extent)[1] <= LOADS:
+        s.do(Unroll(again, not isinstance(s.loops(again)[0].extent, int)))
+    if lane:
+        s.do(Vectorize(moved(lane, part)))
 
 
 def _thread_each(s: Scheduler, stage: str, data: list[str], r: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import gcd, prod
 
 from tilewright.base.errors import Refused, Unsupported
 from tilewright.ir import dim as D
@@ -51,24 +52,29 @@ from tilewright.kernel.steps.gather_store import ROLE as GATHERED
 from tilewright.kernel.steps.gather_store import GatherStore
 from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.roles import Roles
+from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.swizzle import Swizzle
+from tilewright.kernel.steps.unroll import MAX_UNROLL, Unroll
 from tilewright.kernel.threads import apart_in_time, block_size, has_threads
 
 WARPS = 4
+WRITTEN_OUT = 1024  # multiplications of a thread, at most
 SPARE = 4096  # bytes of shared memory that sums over threads may take
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 OTHER_REGISTERS = 40  # of a thread, besides the sums of products
 SLACK = 1  # products that go on while the next iteration begins
 GATHER = True  # are results stored through shared memory where they are in pairs?
-# Are they also where a loop brings operands again, which cannot have the same memory? There are
-# fewer versions of those then.
-GATHER_BESIDE = False
+# They are also where a loop brings operands again, which cannot have the same memory: there are
+# fewer versions of those then, and it is a tenth faster all the same.
+GATHER_BESIDE = True
 FRAGMENT_LANES = 2  # neighbours that a thread has of an instruction's results
 BOTH = True  # may warps share rows and columns of a product, where each does it by itself?
 LATE = True  # are copies issued at the end of an iteration where that saves a version?
 BEHIND = False  # are copies behind products that each warp does by itself?
 DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
-CROWDED = False  # also rather than as many versions as a launch asks for, but for three?
+# Also a second block rather than as many versions as a launch asks for, but for three? It hides
+# what the first one waits for; of a third one nothing is left to hide.
+CROWDED = True
 
 
 def schedule_tile_grid(
@@ -112,6 +118,7 @@ def schedule_tile_grid(
         swizzle_operands(s)
         if not has_threads(s.nest.body):  # a kernel that does nothing
             return tuple(s.trace), s.nest
+        write_out_sums(s)
         fetched(s, stages, near)
         waiting = not_ahead(s.nest)
         lost = frozenset(x for x in brought_in(s.trace) if x[0] in waiting)
@@ -124,6 +131,27 @@ def schedule_tile_grid(
         if stages > 1:
             return schedule_tile_grid(n, target, warps, stages - 1, near, gather)
     return tuple(s.trace), s.nest
+
+
+def write_out_sums(s: Scheduler) -> None:
+    """Steps of products that threads add up by themselves are written out, as many as are not too
+    much code: what a thread reads of neighbouring steps are then vectors, and all that is left
+    beside its multiplications are these reads."""
+    products, sums = s.nest.are("product"), dict[Loop, int]()
+    for x, path in walk(s.nest.body):
+        if isinstance(x, Store) and x.stage in products and not any(q.instruction for q in path):
+            along = set().union(*(D.symbols(i) for i in x.index))
+            own = [q for q in path if q.axis.stage == x.stage]
+            each = prod(D.bounds(q.extent)[1] for q in own if q.kind in ("unroll", "lane"))
+            sums |= {q: each for q in own if q.kind == "serial" and q.var not in along}
+    for x, each in sums.items():
+        steps = gcd(x.extent, MAX_UNROLL) if isinstance(x.extent, int) else 1
+        while steps > 1 and steps * each > WRITTEN_OUT:
+            steps //= 2
+        if steps == x.extent:
+            s.attempt(Unroll(x.name))
+        elif steps > 1 and s.attempt(Split(x.name, steps)):
+            s.attempt(Unroll(f"{x.name}.1"))
 
 
 def _has_room(n: Nest, grid: Grid) -> bool:
@@ -248,12 +276,12 @@ def fetch_ahead(s: Scheduler, stages: int, slack: int) -> None:
         made = [x.buffer for x in loop.body if isinstance(x, Alloc)]
         wanted = [b for b in made if s.nest.buffer(b).scope == "shared" and _copied(loop, b)]
         longer = _going_on(s.nest, loop) & set(wanted) if slack else set[str]()
-        versions, more = _versions(s, stages, wanted, longer)
+        versions, more, fewer = _versions(s, stages, wanted, longer)
         if loop.name in special and versions > 1 and only_engine(s.nest, loop):
             own = slack if longer else 0
             if s.attempt(Roles(loop.name, versions + (more and own), own)):
                 continue
-        late = LATE and more and versions + 1 == stages
+        late = LATE and fewer
         ahead = versions if late else versions - 1
         last = late or (BEHIND and not longer)
         for b in wanted if versions > 1 else ():
@@ -270,10 +298,14 @@ def _specialised(n: Nest) -> set[str]:
     return asked | {y.name for x in around for y, _ in walk(x.body) if isinstance(y, Loop)}
 
 
-def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) -> tuple[int, bool]:
-    """How many versions of operands there are, and whether there is one more of what a product
-    reads that goes on: as the launch says, and one more where that leaves a multiprocessor as many
-    blocks; else one of those is the one more."""
+def _versions(
+    s: Scheduler, stages: int, wanted: list[str], longer: set[str]
+) -> tuple[int, bool, bool]:
+    """How many versions of operands there are, whether there is one more of what a product reads
+    that goes on, and whether copies wait for the end of an iteration to save a version: versions as
+    the launch says, and one more where that leaves a multiprocessor as many blocks; else one of
+    those is the one more. Where three leave room for a second block there are three, and copies do
+    not wait: products of the other block go on meanwhile."""
     grid = s.target.grid
     assert grid is not None
     own, more = (sum(bytes_of(s.nest, b) for b in x) for x in (wanted, longer))
@@ -292,12 +324,12 @@ def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) ->
 
     while stages > 1 and not fits(stages, 0):
         stages -= 1
-    if CROWDED and stages > 3 and blocks(3, 0) > blocks(stages, 0):
-        stages = 3
+    crowded = CROWDED and stages > 3 and blocks(stages, 0) < 2 <= blocks(3, 0)
+    stages = 3 if crowded else stages
     if longer and fits(stages, more):
         if blocks(stages, more) >= blocks(stages, 0) or not DENSER:
-            return stages, True
-    return (stages - 1, True) if longer and stages > 2 else (stages, False)
+            return stages, True, False
+    return (stages - 1, True, not crowded) if longer and stages > 2 else (stages, False, False)
 
 
 def _repeats(path: Path) -> bool:

@@ -27,10 +27,12 @@ from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.finish_last import FinishLast, is_grid
 from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.pragma import MOST_RESIDENT, Pragma
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
+from tilewright.kernel.steps.walk import Walk
 from tilewright.kernel.threads import block_size
 
 LAUNCH = 5000  # cycles of another launch
@@ -38,6 +40,9 @@ COUNTING = 2500  # until a block knows that it is the last one
 READS = 32  # bytes that a block reads in a cycle, of what others have just written
 BANDWIDTH = 2400  # and all blocks together
 MOST = 1 << 16  # elements that one block reduces
+# Threads of a multiprocessor that walk over rows, with 64 registers each; 0: a block has one row.
+WALKING: int = 1024
+FEWEST = 2  # rows of a block that walks
 BESIDE = 8  # loads of a thread, for each total, that are on their way at a time
 
 
@@ -125,11 +130,24 @@ def schedule_ends(s: Scheduler, head: Group) -> None:
     grids = [x for x in s.nest.body if is_grid(x)]
     size = block_size((grids[-1],)) if grids else {}
     threads = [(axis, n) for axis in ("thread.y", "thread.x") if (n := size.get(axis, 1)) > 1]
+    if len(grids) == 1 and any(x.is_reduce for x in head.stages):
+        _walk_over(s, grids[0], prod(n for _, n in threads))
     for x in tail:
         if x.axes:
             s.do(ComputeInline(x.name))
     _by_threads(s, [x.name for x in tail if x.is_reduce], threads)
     finish_last(s)
+
+
+def _walk_over(s: Scheduler, rows: Loop, threads: int) -> None:
+    """As many blocks as run at a time walk over the rows. To say that it is done takes a block half
+    as long as a row: it waits until others see its results, then for the counter."""
+    assert s.target.grid is not None
+    resident = min(max(1, WALKING // threads), MOST_RESIDENT)
+    blocks = resident * s.target.grid.multiprocessors
+    many = isinstance(rows.extent, int) and rows.extent >= FEWEST * blocks
+    if WALKING and many and s.attempt(Walk(rows.name, blocks)):
+        s.do(Pragma(f"{rows.name}.1", "resident", resident))
 
 
 def _by_threads(s: Scheduler, sums: list[str], threads: list[tuple[str, int]]) -> None:

@@ -50,7 +50,7 @@ from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.materialise import Materialise
-from tilewright.kernel.steps.pragma import Pragma
+from tilewright.kernel.steps.pragma import MOST_RESIDENT, Pragma
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
@@ -66,6 +66,8 @@ LARGEST_SHARE = 24
 # and no results take registers.
 READ_SHARE = 32
 BESIDE_ENDS = 4  # vectors of a thread, at least, of rows that have single elements at both ends
+# Threads of a multiprocessor, 56 registers each, where such rows read several arguments besides.
+ENDS_THREADS: int = 1152
 # Products of a row with a matrix, which is read once: a warp for each result, so many in a block,
 # and so many vectors of each that are on their way at a time.
 WARP = 32
@@ -302,14 +304,17 @@ def _block_per_row(
     unrolled = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
     share = READ_SHARE if once else SHARE
     threads = WARP if streamed else _threads(s, width, lanes, share, at)
+    crowded = 0  # threads of a multiprocessor that there have to be registers for
     if unrolled and not streamed and not brought:
         assert isinstance(width, int)
         row = s.loops(at)[0].var
         wide = aligned_lanes(s, list(columns), row, width, *(p.var for p in columns.values()))
         by = _threads(s, width - wide, wide, max(share, BESIDE_ENDS * wide), at)
         align = Align(tuple(p.name for p in columns.values()), at, wide, by)
+        besides = _besides(s, list(columns), row)
         if wide > lanes and s.attempt(align):
             lanes, threads = wide, by
+            crowded = ENDS_THREADS if besides > 1 and wide > SHARE // BESIDE_ENDS else 0
     for x, p in columns.items():
         if streamed:
             _stream(s, x, p.name, lanes)
@@ -331,9 +336,21 @@ def _block_per_row(
     if not together:
         s.do(Bind(at, "block.x"))
         s.do(Synchronise())
-    if streamed and RESIDENT:
-        s.do(Pragma(f"{at}.0" if together else at, "resident", RESIDENT))
+    resident = RESIDENT if streamed else crowded // (threads * (rows if together else 1))
+    if 0 < resident <= MOST_RESIDENT:
+        s.do(Pragma(f"{at}.0" if together else at, "resident", resident))
     return True
+
+
+def _besides(s: Scheduler, stages: list[str], row: D.Sym) -> int:
+    """How many arguments are read along rows that are the same for all rows."""
+    found: set[str] = set()
+    for x in stages:
+        for r in store_reads(s.store(x)):
+            along = r.index and row not in set().union(*(D.symbols(i) for i in r.index))
+            if along and s.nest.buffer(str(r.source)).scope == "in":
+                found.add(str(r.source))
+    return len(found)
 
 
 def _readers(s: Scheduler, buffer: str) -> set[str]:

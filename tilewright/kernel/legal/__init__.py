@@ -19,6 +19,7 @@ from tilewright.kernel.legal.interleave import interleave_stores, scattered
 from tilewright.kernel.legal.lanes import ragged, whole_vectors
 from tilewright.kernel.legal.masks import version_masks
 from tilewright.kernel.legal.memory import misplaced, place_buffers, without_tuples
+from tilewright.kernel.legal.told import tell_what_is_found
 from tilewright.kernel.nest import Nest
 
 Rewriting = Callable[[Nest, Target], Nest]
@@ -32,6 +33,7 @@ REWRITINGS: dict[str, Rewriting] = {
     "hoist": hoist_reads,
     "masks": version_masks,
     "accesses": mark_accesses,
+    "told": tell_what_is_found,
 }
 # What an emitter relies on; nests edited by hand are checked against it.
 JUDGES: tuple[Judge, ...] = (misplaced, ragged, scattered, unset)

@@ -8,12 +8,13 @@ from math import factorial, lcm, prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
-from tilewright.ir.expr import Index, Load, Value, extent, walk
+from tilewright.ir.expr import Fn, Index, Load, Value, extent, walk
 from tilewright.ir.node import Node
 from tilewright.ir.types import DType
 from tilewright.rewrites.proofs import reals
 from tilewright.rewrites.proofs.element import Elements
 from tilewright.rewrites.proofs.form import Forms
+from tilewright.rewrites.proofs.ranges import in_parts, orders_of_parts
 from tilewright.rewrites.proofs.terms import Condition, Term, Terms, minus, symbols
 
 # More conditions on free indices are too many cases.
@@ -39,7 +40,16 @@ def equal(
     forms = Forms(reading, written_out, never_negative)
     if forms.real and reals.domain(forms, a) != reals.domain(forms, b):
         return False
+    if _vanishes(forms, minus(forms.terms(a), forms.terms(b)), a.dtype, MAX_CASES):
+        return True
+    if not forms.real or not any(_is_extreme(x) for v in (a, b) for x in walk(v)):
+        return False
+    forms = Forms(reading, written_out, never_negative, flat=False)
     return _vanishes(forms, minus(forms.terms(a), forms.terms(b)), a.dtype, MAX_CASES)
+
+
+def _is_extreme(v: Value) -> bool:
+    return isinstance(v, Fn) and v.name in ("max", "min")
 
 
 def _vanishes(forms: Forms, ts: Terms, dtype: DType, cases: int) -> bool:
@@ -90,14 +100,24 @@ def nodes_equal(
     left, right = elements.at(a, at), elements.at(b, at)
     if equal(left, right, reading, never_negative=never_negative):
         return True
-    # Not as they are: with short sums written out, and with indices written as others.
+    # Not as they are: with reductions taken apart, short sums written out, and indices written as
+    # others.
+    pairs = [(left, right), *(in_parts(left, right) if reading == "reals" else ())]
+    if any(equal(x, y, reading, 1, never_negative) for x, y in pairs[1:]):
+        return True
     indices = [D.the_sym(i) for i in at if isinstance(i, Int)]
     return any(
         all(
-            equal(left.substitute(c), right.substitute(c), reading, WRITTEN_OUT, never_negative)
+            equal(x.substitute(c), y.substitute(c), reading, WRITTEN_OUT, never_negative)
             for c in cases
         )
-        for cases in (short(indices), remainders(indices, left, right), *products(indices))
+        for x, y in pairs
+        for cases in (
+            short(indices),
+            remainders(indices, x, y),
+            *products(indices),
+            *sections(indices),
+        )
         if cases
     )
 
@@ -137,12 +157,38 @@ def products(indices: Sequence[Sym]) -> Iterator[Cases]:
         return
     for orders in product(*map(permutations, found.values())):
         case: dict[Sym, Dim] = {}
+        made: list[Sym] = []
         for s, order in zip(found, orders, strict=True):
             at: Dim = 0
             for k, size in enumerate(order):
-                at = at * size + D.var(f"{s.name}.{k}", size)
+                i = D.var(f"{s.name}.{k}", size)
+                made.append(D.the_sym(i))
+                at = at * size + i
             case[s] = at
-        yield [case]
+        # An axis of a few elements, such as one of groups, by each of them.
+        few = short(made) or [{}]
+        yield [{s: D.substitute(at, values) for s, at in case.items()} for values in few]
+
+
+def sections(indices: Sequence[Sym]) -> Iterator[Cases]:
+    """Indices of an axis of several parts, whose extent is a sum, in each of these: in every order
+    of them, for that is not known."""
+    found = {s: orders for s in indices if (orders := list(orders_of_parts(extent(s))))}
+    if not found or prod(map(len, found.values())) > MAX_ORDERS:
+        return
+    for chosen in product(*found.values()):
+        if prod(map(len, chosen)) > MAX_REMAINDERS:
+            continue
+        each: list[list[dict[Sym, Dim]]] = []
+        for s, sizes in zip(found, chosen, strict=True):
+            firsts = [sum(sizes[:k], start=0) for k in range(len(sizes))]
+            each.append(
+                [
+                    {s: D.var(f"{s.name}.{k}", size) + first}
+                    for k, (size, first) in enumerate(zip(sizes, firsts, strict=True))
+                ]
+            )
+        yield [{s: at for case in cases for s, at in case.items()} for cases in product(*each)]
 
 
 def _factors(x: Dim) -> list[Dim]:

@@ -18,9 +18,9 @@ summed index cuts its range instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from itertools import permutations
+from itertools import chain, groupby, permutations, product
 
 import numpy as np
 
@@ -45,6 +45,12 @@ from tilewright.ir.types import DType, b1, i64
 from tilewright.ir.value_text import dim_text
 from tilewright.rewrites.proofs import integers, reals, signs
 from tilewright.rewrites.proofs.element import fresh
+from tilewright.rewrites.proofs.factored import (
+    compared,
+    factored,
+    is_positive,
+    terms_are_positive,
+)
 from tilewright.rewrites.proofs.ieee import Floats, sign_blind
 from tilewright.rewrites.proofs.logic import (
     assumed,
@@ -72,6 +78,9 @@ from tilewright.rewrites.proofs.terms import (
 READINGS = ("bits", "numbers", "reals")
 # Of more summed indices all orders are too many to try.
 MAX_SUMMED = 6
+# From so many on, only those that are used alike change places.
+MANY_SUMMED = 3
+PRIME = "'"
 # Semilattices: the order, the grouping and the number of equal arguments make no difference.
 LATTICE = frozenset(("max", "min", "and", "or"))
 SWAPPED = {"gt": "lt", "ge": "le"}
@@ -82,12 +91,17 @@ Form = dict[str, Term]
 class Forms:
     """Normal forms under one reading of floats, cached. Sums over up to `written_out` elements,
     where that is a number, are written out. What is known of the signs of inputs is used for real
-    numbers."""
+    numbers. Maxima of maxima are those of all, unless they are not `flat`: then each is of two."""
 
     def __init__(
-        self, reading: str, written_out: int = 1, never_negative: frozenset[str] = frozenset()
+        self,
+        reading: str,
+        written_out: int = 1,
+        never_negative: frozenset[str] = frozenset(),
+        flat: bool = True,
     ) -> None:
         assert reading in READINGS
+        self.flat = flat
         self.written_out = written_out
         self.never_negative = never_negative  # names of inputs
         self.real = reading == "reals"
@@ -96,6 +110,8 @@ class Forms:
         self.exactly = Forms("bits") if reading == "numbers" else self
         self._terms: dict[Value, Terms] = {}
         self._texts: dict[Value, str] = {}
+        self._same: dict[str, Value] = {}
+        self._heights: dict[Value, int] = {}
 
     # ---- a value as terms
 
@@ -130,6 +146,8 @@ class Forms:
     def _function(self, v: Fn) -> Terms:
         if v.name == "select":
             yes, no = self.cases(v.args[0])
+            if not yes or not no:  # decided: what is not chosen need not be a number
+                return self.terms(v.args[1] if yes else v.args[2])
             return times(yes, self.terms(v.args[1])) + times(no, self.terms(v.args[2]))
         found: Terms | None = None
         if v.dtype.is_int:
@@ -153,11 +171,15 @@ class Forms:
             left = self._bounds_apart(v)
             if len(left) == 1:
                 return self.terms(left[0])
-        return atom(v)
+        return atom(self.same(v)) if self.real else atom(v)
+
+    def same(self, v: Value) -> Value:
+        """One value of all that have its normal form: factors that are equal are the same."""
+        return self._same.setdefault(self._factor_text(v, {}), v)
 
     def _bounds_apart(self, v: Fn) -> list[Value]:
         """What a maximum is of, without repetitions and what changes nothing."""
-        found = {self.text(a): a for a in _flat(v)}
+        found = {self.text(a): a for a in signs.flat(v)}
         neutral = identity(v.name, v.dtype)
         left = [a for a in found.values() if a is not neutral]
         strongest = {
@@ -231,6 +253,8 @@ class Forms:
         if name == "le" and ordered:
             yes, no = self.cases(fn("lt", y, x))
             return no, yes
+        if self.real and x.dtype.is_float and (known := compared(self, name, x, y)) is not None:
+            return self.cases(const(known, b1))
         test = decided_by(c)
         if test is not None:
             first, second = (self.cases(assumed(c, test, holds)) for holds in (True, False))
@@ -278,12 +302,20 @@ class Forms:
         return list(self.collected(ts, dtype).values())
 
     def factor_texts(self, x: Value) -> list[str]:
-        """What is zero where x is, and only there: its factors, or x itself."""
-        parts = self.simplified(self.terms(x), x.dtype)
-        if len(parts) != 1 or parts[0].summed or any(map(is_test, parts[0].factors)):
+        """What is zero where x is, and only there: its factors, and what is left of a sum; in
+        either case where a condition decides what x is."""
+        test = decided_by(x)
+        if test is not None:
+            cases = (self.factor_texts(assumed(x, test, holds)) for holds in (True, False))
+            return [text for found in cases for text in found]
+        form = self.collected(self.terms(x), x.dtype)
+        if not form or any(is_test(f) for t in form.values() for f in t.factors):
             return [self.text(x)]
-        factors = parts[0].factors
-        return [self._factor_text(f, {}) for f in factors if not _is_positive(f)]
+        common, rest = factored(self, form, x.dtype)
+        found = [self._factor_text(f, {}) for f in common.factors if not is_positive(self, f)]
+        if rest != ONE and not terms_are_positive(self, rest):
+            found.append(self.text(signs.as_value(rest, x.dtype)))
+        return found
 
     def without_sign(self, x: Value) -> Value:
         """x or -x, the same one for both."""
@@ -356,6 +388,9 @@ class Forms:
                 inside = signs.part_of(f)
                 assert inside is not None
                 return times((Term(t.number, t.summed, tuple(rest)),), self.terms(inside))
+        shorter = reals.cancelled(self, t)
+        if shorter is not None:
+            return shorter
         one = reals.merged(t)
         if one is not t:
             last = one.factors[-1]
@@ -368,12 +403,53 @@ class Forms:
         if len(t.summed) > MAX_SUMMED:
             raise Unsupported(f"{len(t.summed)} summed indices are too many for a normal form")
         texts = []
-        for heads, table in _orders(t.summed, "Σ"):
+        # Functions of sums have sums of their own: those have fewer primes.
+        prefix = f"Σ{PRIME * self._height_within(t)}" if t.summed else ""
+        for heads, table in _orders(t.summed, prefix, signature=self._signatures(t)):
             tests = {self._factor_text(f, table) for f in t.factors if is_test(f)}
             values = [self._factor_text(f, table) for f in t.factors if not is_test(f)]
             text = "*".join((*sorted(tests), *sorted(values)))
             texts.append(f"sum<{heads}>{text}" if heads else text)
         return min(texts)
+
+    def _height(self, v: Value) -> int:
+        """How deep sums and other reductions stand in each other in a normal form, so that bound
+        indices of those that do have names of their own."""
+        found = self._heights.get(v)
+        if found is None:
+            parts = self.simplified(self.terms(v), v.dtype)
+            found = max((bool(t.summed) + self._height_within(t) for t in parts), default=0)
+            if self.exactly is not self:
+                found = max(found, self.exactly._height(v))
+            self._heights[v] = found
+        return found
+
+    def _height_within(self, t: Term) -> int:
+        return max(map(self._factor_height, t.factors), default=0)
+
+    def _factor_height(self, f: Factor) -> int:
+        if isinstance(f, Reduce):
+            body, where = f.body, f.body
+            if self.real and isinstance(f.combine, str) and f.combine in LATTICE:
+                body, where = without_neutral(body, identity(f.combine, f.dtype))
+            return 1 + max(self._height(body), self._height(where))
+        if isinstance(f, Fn):
+            return max(map(self._height, f.args), default=0)
+        dims = f.index if isinstance(f, Load) else (f.dim,) if isinstance(f, Index) else ()
+        if isinstance(f, Condition):
+            dims = (f.dim,)
+        return max((self._height(v) for d in dims for v in D.data_values(d)), default=0)
+
+    def _signatures(self, t: Term) -> dict[Sym, str]:
+        """How each summed index is used, whatever the others are called: fewer orders are left."""
+        if len(t.summed) < MANY_SUMMED:
+            return {}
+        out: dict[Sym, str] = {}
+        for s in t.summed:
+            table: dict[Sym, Dim] = {o: D.var("@" if o is s else "_", extent(o)) for o in t.summed}
+            mine = (f for f in t.factors if s in symbols(f))
+            out[s] = " ".join(sorted(self._factor_text(f, table) for f in mine))
+        return out
 
     def _factor_text(self, f: Factor, table: dict[Sym, Dim]) -> str:
         if isinstance(f, Condition):
@@ -392,7 +468,7 @@ class Forms:
 
     def _fn_text(self, v: Fn) -> str:
         if v.name in LATTICE and not v.dtype.is_bool:
-            args = sorted({self.text(a) for a in _flat(v)})
+            args = sorted({self.text(a) for a in signs.flat(v)})
         else:
             readers = (self if sign_blind(v, k) else self.exactly for k in range(len(v.args)))
             args = [forms.text(a) for forms, a in zip(readers, v.args, strict=True)]
@@ -406,7 +482,7 @@ class Forms:
         fixed = not isinstance(v.combine, str) or (
             v.combine in ("add", "mul") and v.dtype.is_float and not self.real
         )
-        depth = sum(1 for _ in _reductions(v.body))
+        depth = self._factor_height(v) - 1
         name = str(v.combine)
         if not isinstance(v.combine, str):
             name += repr((v.combine.results, v.combine.neutral))
@@ -431,26 +507,6 @@ class Forms:
 _COMPARISONS = frozenset("lt le gt ge eq ne".split())
 
 
-def _is_positive(f: Factor) -> bool:
-    return isinstance(f, Fn) and f.name == "exp"
-
-
-def _flat(v: Fn) -> Iterator[Value]:
-    """The arguments of nested applications of one function."""
-    for a in v.args:
-        if isinstance(a, Fn) and a.name == v.name and a.dtype is v.dtype:
-            yield from _flat(a)
-        else:
-            yield a
-
-
-def _reductions(v: Value) -> Iterator[Value]:
-    if isinstance(v, Reduce):
-        yield v
-    for a in v.args:
-        yield from _reductions(a)
-
-
 def _nothing_between(x: Value, y: Value) -> bool:
     """Is x < y never true: is one of them at its end of the range?"""
     return (isinstance(y, Const) and y.value == y.dtype.lowest) or (
@@ -467,14 +523,24 @@ def _of_indices(name: str, x: Dim, y: Dim) -> tuple[Terms, Terms]:
 
 
 def _orders(
-    axes: tuple[Sym, ...], prefix: str, fixed: bool = False
+    axes: tuple[Sym, ...],
+    prefix: str,
+    fixed: bool = False,
+    signature: Mapping[Sym, str] | None = None,
 ) -> Iterator[tuple[str, dict[Sym, Dim]]]:
-    """Names for bound indices, in every order of those of one size: (their sizes, the names)."""
-    groups = axes if fixed else tuple(sorted(axes, key=lambda s: dim_text(extent(s))))
-    sizes = [dim_text(extent(s)) for s in groups]
-    for order in (groups,) if fixed else permutations(groups):
-        if [dim_text(extent(s)) for s in order] != sizes:
-            continue
+    """Names for bound indices, in every order of those of one size and signature: (their sizes, the
+    names)."""
+    told = signature or {}
+
+    def kind(s: Sym) -> tuple[str, str]:
+        return dim_text(extent(s)), told.get(s, "")
+
+    if fixed:
+        orders: Iterator[tuple[Sym, ...]] = iter((axes,))
+    else:
+        alike = (tuple(g) for _, g in groupby(sorted(axes, key=kind), key=kind))
+        orders = (tuple(chain(*x)) for x in product(*(tuple(permutations(g)) for g in alike)))
+    for order in orders:
         table: dict[Sym, Dim] = {}
         heads = []
         for k, s in enumerate(order):

@@ -94,5 +94,10 @@ def without_neutral(v: Value, neutral: Value) -> tuple[Value, Value]:
         return v, const(True, b1)
     c, yes, no = v.args
     (a, where_a), (b, where_b) = without_neutral(yes, neutral), without_neutral(no, neutral)
+    # Where it is neutral, any number does.
+    if no is neutral:
+        return a, fn("and", c, where_a)
+    if yes is neutral:
+        return b, fn("and", fn("not", c), where_b)
     either = fn("or", fn("and", c, where_a), fn("and", fn("not", c), where_b))
     return select(c, a, b), either

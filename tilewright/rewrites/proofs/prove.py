@@ -2,8 +2,8 @@
 
 Evaluation tries every dtype that the rule is for: whole numbers over their full range (arithmetic
 wraps, so equality is exact), floats with NaN, infinities and both zeros where the rule says that
-nothing changes, and in float64 within rounding where it says so. A rule of one operand of at most
-16 bits, or of two of 8, is evaluated on all there are.
+nothing changes, and in float64 within rounding where it says so, then by the operators' references
+too. A rule of one operand of at most 16 bits, or of two of 8, is evaluated on all there are.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Input, Node, topological
 from tilewright.ir.pattern import Rule
 from tilewright.ir.types import TENSOR_DTYPES, DType, TensorType, as_dtype, f64, from_memory, i64
+from tilewright.ops.control import by_references
 from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.rewrites.subject import Maker, subject_of
 
@@ -139,6 +140,8 @@ def evaluated(rule: Rule, points: int, seed: int) -> tuple[int, tuple[DType, ...
             if sides is None:
                 return tried, (), f"does not apply to its own subject (seed {seed}, {dtype})"
             wrong = compare(*sides, rule.changes, seed + k)
+            if not wrong and rule.changes == "rounding" and dtype.is_float:
+                wrong = compare_references(*sides, seed + k)
             if wrong:
                 return tried, (), f"{wrong} (seed {seed}, point {k}, {dtype})"
             tried += 1
@@ -233,6 +236,17 @@ def compare(left: Node, right: Node, changes: str, seed: int) -> str | None:
     except (Invalid, IndexError) as why:
         return f"evaluation fails: {why}"
     return difference(a, b, changes)
+
+
+def compare_references(left: Node, right: Node, seed: int) -> str | None:
+    """The same by the operators' references, which are written apart from the definitions that a
+    normal form is made of."""
+    ins, rng = inputs_of(left, right), np.random.default_rng(seed)
+    args = [random_argument(n, rng, False) for n in ins]
+    with np.errstate(all="ignore"):
+        a, b = by_references(Graph("point", ins, (left, right)), args)
+    wrong = difference(np.asarray(a), np.asarray(b), "rounding")
+    return f"by references, {wrong}" if wrong else None
 
 
 def difference(a: np.ndarray, b: np.ndarray, changes: str) -> str | None:

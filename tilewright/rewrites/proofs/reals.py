@@ -14,10 +14,18 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tilewright.base.errors import Unsupported
-from tilewright.ir.expr import Const, Fn, Value, cast, const, fn, walk
+from tilewright.ir import dim as D
+from tilewright.ir.expr import Const, Fn, Index, Value, cast, const, fn, walk
 from tilewright.ir.scalar import SCALARS
+from tilewright.ir.types import DType
 from tilewright.rewrites.facts import holds_exactly
 from tilewright.rewrites.proofs import signs
+from tilewright.rewrites.proofs.factored import (
+    factored,
+    is_never_below_zero,
+    root,
+    value_is_positive,
+)
 from tilewright.rewrites.proofs.ieee import shortened
 from tilewright.rewrites.proofs.terms import (
     ONE,
@@ -59,13 +67,20 @@ def function(forms: Forms, v: Fn) -> Terms | None:
         return inverse(forms, fn("sqrt", a[0]))
     if v.name == "pow":
         return _power(forms, *a)
-    if v.name == "log" and isinstance(a[0], Fn) and a[0].name == "exp":
-        return forms.terms(a[0].args[0])
+    if v.name == "sigmoid":
+        one = const(1, v.dtype)
+        return forms.terms(fn("div", one, fn("add", one, fn("exp", fn("neg", a[0])))))
+    if v.name == "log":
+        return _log(forms, a[0])
+    if v.name == "sqrt":
+        return root(forms, a[0])
     if v.name == "exp":
         return ONE if not forms.simplified(forms.terms(a[0]), v.dtype) else None
     inside = signs.part_of(v)
     if inside is not None:
         return signs.positive_part(forms, inside)
+    if v.name in ("max", "min"):
+        return signs.larger(forms, v)
     known = SCALARS.get(v.name)  # an item of a tuple is no scalar function
     parity = known.parity if known is not None else ""
     if parity:
@@ -78,6 +93,8 @@ def function(forms: Forms, v: Fn) -> Terms | None:
 def _cast(forms: Forms, v: Value) -> Terms:
     if isinstance(v, Fn) and v.name == "cast":
         (x,) = v.args
+        if isinstance(x, Index):
+            return forms.terms(x)  # a whole number is a real one
         if not x.dtype.is_bool and not (x.dtype.is_float and holds_exactly(x.dtype, v.dtype)):
             return forms.opaque(v)
         return forms.terms(x)
@@ -85,23 +102,44 @@ def _cast(forms: Forms, v: Value) -> Terms:
 
 
 def inverse(forms: Forms, y: Value) -> Terms:
-    """1 / y; that of a product is the product of those of its factors."""
-    if isinstance(y, Const) and y.value == 0:
+    """1 / y; that of a product is the product of those of its factors, and of a sum without what
+    all its terms have in common."""
+    form = forms.collected(forms.terms(y), y.dtype)
+    if not form:
         raise Unsupported("a division by zero is no real number")
-    parts = forms.simplified(forms.terms(y), y.dtype)
-    if len(parts) == 1 and not parts[0].summed and not any(map(is_test, parts[0].factors)):
-        out: Terms = number(1 / parts[0].number)
-        for f in parts[0].factors:
-            assert isinstance(f, Value)
-            out = times(out, atom(_inverse_of_factor(f)))
+    if any(is_test(f) for t in form.values() for f in t.factors):
+        return forms.opaque(fn("div", const(1, y.dtype), y))
+    common, rest = factored(forms, form, y.dtype)
+    out: Terms = number(1 / common.number)
+    for f in common.factors:
+        assert isinstance(f, Value)
+        out = times(out, atom(forms.same(_inverse_of_factor(f, y.dtype))))
+    if rest == ONE:
         return out
-    return forms.opaque(fn("div", const(1, y.dtype), y))
+    return times(out, forms.opaque(fn("div", const(1, y.dtype), signs.as_value(rest, y.dtype))))
 
 
-def _inverse_of_factor(f: Value) -> Value:
+def _inverse_of_factor(f: Value, dtype: DType) -> Value:
     if isinstance(f, Fn) and f.name == "exp":
         return fn("exp", fn("neg", f.args[0]))
-    return fn("div", const(1, f.dtype), f)
+    return fn("div", const(1, dtype), cast(f, dtype))
+
+
+def _log(forms: Forms, x: Value) -> Terms | None:
+    """log(exp(a) x) = a + log(x)."""
+    form = forms.collected(forms.terms(x), x.dtype)
+    if not form or any(is_test(f) for t in form.values() for f in t.factors):
+        return None
+    common, rest = factored(forms, form, x.dtype)
+    exponents = [f.args[0] for f in common.factors if isinstance(f, Fn) and f.name == "exp"]
+    if not exponents:
+        return None
+    left = tuple(f for f in common.factors if not (isinstance(f, Fn) and f.name == "exp"))
+    inside = times((Term(common.number, (), left),), rest)
+    out = forms.terms(exponents[0])
+    if inside == ONE:
+        return out
+    return out + forms.terms(fn("log", signs.as_value(inside, x.dtype)))
 
 
 def _is_whole_power(n: Value) -> bool:
@@ -124,14 +162,43 @@ def domain(forms: Forms, v: Value) -> set[str]:
     for x in walk(v):
         if not isinstance(x, Fn) or not x.dtype.is_float:
             continue
-        partial = x.name != "cast" and SCALARS[x.name].partial
-        if partial and not (x.name == "pow" and _is_whole_power(x.args[1])):
+        known = SCALARS.get(x.name)  # a cast and an item of a tuple are no scalar functions
+        if known is not None and known.partial and not _is_defined(forms, x):
             found.add(f"{x.name.removeprefix('r')}({', '.join(map(forms.text, x.args))})")
         if x.name == "div":
             found |= {f"nonzero {t}" for t in forms.factor_texts(x.args[1])}
         if x.name == "rsqrt":
             found |= {f"nonzero {t}" for t in forms.factor_texts(fn("sqrt", x.args[0]))}
     return {_BOUND.sub("_", t) for t in found}
+
+
+def _is_defined(forms: Forms, x: Fn) -> bool:
+    """Is a function that is not defined everywhere defined here?"""
+    if x.name == "pow":
+        return _is_whole_power(x.args[1])
+    if x.name in ("sqrt", "rsqrt"):
+        return is_never_below_zero(forms, x.args[0])
+    return x.name.startswith("log") and value_is_positive(forms, x.args[0])
+
+
+def cancelled(forms: Forms, t: Term) -> Terms | None:
+    """sqrt(x)² = x, and n / n = 1 where n is a size of at least 1; None where neither is there."""
+    for k, f in enumerate(t.factors):
+        if not isinstance(f, Fn):
+            continue
+        if f.name == "sqrt" and f in t.factors[:k]:
+            rest = list(t.factors)
+            rest.remove(f)
+            rest.remove(f)
+            return times((Term(t.number, t.summed, tuple(rest)),), forms.terms(f.args[0]))
+        if f.name == "div" and isinstance(f.args[1], Fn) and f.args[1].name == "cast":
+            size = f.args[1].args[0]
+            if isinstance(size, Index) and size in t.factors and D.known_le(1, size.dim):
+                rest = list(t.factors)
+                rest.remove(f)
+                rest.remove(size)
+                return (Term(t.number, t.summed, tuple(rest)),)
+    return None
 
 
 def merged(t: Term) -> Term:

@@ -33,8 +33,8 @@ def derivation(
         for v in values
     ]
     if found[0] != found[1]:
-        yield "Multiplied out they differ as they are: short sums, remainders of indices and"
-        yield "conditions on them are cases, and in each of these the difference vanishes."
+        yield "Multiplied out they differ as they are. Short sums, parts of axes, remainders of"
+        yield "indices and conditions on them are cases: in each of these the difference vanishes."
         return
     yield "Multiplied out, with sums in front and functions of what is multiplied out, both are"
     for k, (key, number) in enumerate(found[0].items()):
@@ -53,5 +53,6 @@ def _product(key: str) -> str:
     body = _plain(body).replace("*", " · ") or "1"
     if sizes is None:
         return body
-    over = ", ".join(f"Σ{k} < {n}" for k, n in enumerate(sizes.group(1).split(",")))
+    primes = max(re.findall(r"Σ('*)", body), default="")  # the outermost sum has the most
+    over = ", ".join(f"Σ{primes}{k} < {n}" for k, n in enumerate(sizes.group(1).split(",")))
     return f"sum over {over} of {body}"

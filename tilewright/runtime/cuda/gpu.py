@@ -10,7 +10,8 @@ from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
-from tilewright.llvm.grid import emit_kernels, scratch_bytes
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.launch import scratch_bytes
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.kernels import Loaded
 from tilewright.runtime.cuda.memory import Memory, zero

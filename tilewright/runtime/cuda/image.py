@@ -9,7 +9,7 @@ from typing import TypeVar
 from tilewright.ir.dim import Dim
 from tilewright.kernel.library import LibraryCall
 from tilewright.llvm.entry import Branch, Slot
-from tilewright.llvm.grid import Launch
+from tilewright.llvm.launch import Launch
 from tilewright.llvm.tasks import Kind
 from tilewright.runtime.container import packed, unpacked
 from tilewright.runtime.records import read_record, write_record

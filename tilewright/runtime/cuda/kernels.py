@@ -9,7 +9,7 @@ from functools import partial
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir.target import Target
 from tilewright.llvm.bulk_copies import Box
-from tilewright.llvm.grid import Kernels, Launch, blocks_of, scratch_bytes
+from tilewright.llvm.launch import Kernels, Launch, blocks_of, scratch_bytes
 from tilewright.llvm.objects import cached_ptx
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.memory import TensorMap, zero

@@ -18,7 +18,7 @@ from tilewright.ir.dim import Dim
 from tilewright.kernel.library import LibraryCall
 from tilewright.kernel.tasks import ARENA, Use
 from tilewright.llvm.entry import Branch, Slot
-from tilewright.llvm.grid import blocks_of
+from tilewright.llvm.launch import blocks_of
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.image import KernelImage, Steps, Work
 from tilewright.runtime.cuda.kernels import launcher_of

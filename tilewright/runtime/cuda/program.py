@@ -4,8 +4,9 @@ Calls only enqueue work on the current stream. A call with the addresses of an e
 its CUDA graph; there are a few, and the oldest gets other addresses. Each stream has an arena of
 its own, so that calls on several streams do not share it; those on one stream run in order.
 
-What a program checks about its data is known when the GPU has done the work: the next call returns
-what an earlier one found (`Machine.blocking`: the call itself).
+What a program checks about its data is known when the GPU has done the work: the kernel that finds
+something writes it to memory of the host, and the next call returns what an earlier one found
+(`Machine.blocking`: the call itself).
 """
 
 from __future__ import annotations
@@ -20,13 +21,11 @@ from operator import ne, or_
 from threading import Lock
 from typing import Any
 
-from tilewright.base import knobs
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.types import TensorType
 from tilewright.llvm.objects import cached_ptx
 from tilewright.runtime.cuda import write_back
-from tilewright.runtime.cuda.branches import waits_of
 from tilewright.runtime.cuda.image import EntryImage, KernelImage, from_bytes
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.cuda.memory import HostWords, Memory, zero
@@ -54,33 +53,9 @@ GRAPHS = 16  # of one stream: for as many values of sizes
 ALIKE = 4
 VECTOR = 16  # addresses that kernels are given are multiples of this many bytes
 WATCHED_BYTES = 64
+WATCHED_WORDS = WATCHED_BYTES // 8
 # Fewer launches are enqueued one by one: that takes no longer.
 FEWEST = 2
-# Copies what checks found to memory that the host reads, unless something is there already.
-_REPORT = """
-define ptx_kernel void @tw_report(ptr addrspace(1) %found, ptr addrspace(1) %words, i64 %count) {
-entry:
-  %first = load i64, ptr addrspace(1) %found
-  %fine = icmp eq i64 %first, 0
-  br i1 %fine, label %end, label %look
-look:
-  %before = load volatile i64, ptr addrspace(1) %words
-  %free = icmp eq i64 %before, 0
-  br i1 %free, label %loop, label %end
-loop:
-  %k = phi i64 [ %count, %look ], [ %next, %loop ]
-  %next = sub i64 %k, 1
-  %at = mul i64 %next, 64
-  %from = getelementptr i8, ptr addrspace(1) %found, i64 %at
-  %value = load i64, ptr addrspace(1) %from
-  %to = getelementptr i64, ptr addrspace(1) %words, i64 %next
-  store volatile i64 %value, ptr addrspace(1) %to
-  %more = icmp ne i64 %next, 0
-  br i1 %more, label %loop, label %end
-end:
-  ret void
-}
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +84,7 @@ class _Shape:
     """The program for given sizes on one stream."""
 
     plan: Plan
-    cells: int  # where in the arena checks leave what they find
+    cells: int  # where in the arena is what is not 0 where a check found something
     new: int = 0  # and where new values of arguments are
     counters: object = None  # what owns the counters of its launches
     calls: int = 0
@@ -184,7 +159,6 @@ class CudaProgram(Program):
             device.leave(before)
         self._fixed = [c.address for c in self._constants]
         self._rooms: OrderedDict[int, _Room] = OrderedDict()
-        self._reports: Launcher | None = None
         self._found_words: HostWords | None = None
         self._changed: tuple[int, ...] = ()  # inputs that get other values
         self._new = write_back.Room(())
@@ -230,12 +204,10 @@ class CudaProgram(Program):
     def watch(self, count: int) -> None:
         assert not self._rooms
         self._watched, self._filled = count, len(self.outputs) - count
-        if count and self._reports is None:
+        if count:
             before = self.machine.device.enter()
             try:
-                function = _report(self.machine).function("tw_report")
-                self._reports = Launcher(function, (1, 1, 1), 3)
-                self._found_words = HostWords(self.machine.device, count)
+                self._found_words = HostWords(self.machine.device, (count - 1) * WATCHED_WORDS)
             finally:
                 self.machine.device.leave(before)
 
@@ -256,11 +228,11 @@ class CudaProgram(Program):
         """What an earlier call found; it is returned once."""
         assert self._found_words is not None
         values = self._found_words.values
-        if not values[0]:
+        found = values[::WATCHED_WORDS]
+        if not any(found):
             return None
-        found = list(values)
-        values[:] = [0] * len(found)
-        return found
+        values[:] = [0] * len(values)
+        return [1, *found]
 
     def check(self) -> list[int] | None:
         if self._found_words is None:
@@ -377,10 +349,9 @@ class CudaProgram(Program):
             for p in straight
         ]
         early = begins_early(straight, addresses)
-        waits = waits_of(straight, len(addresses) - 1) if knobs.gpu_branches.get() else None
         libraries = self.machine.libraries
         if libraries is None:
-            return Replay(self.machine.device, launches, early=early, waits=waits)
+            return Replay(self.machine.device, launches, early=early)
         if room.libraries is None and any(isinstance(p, PlannedCall) for p in straight):
             room.libraries = libraries.room()
         return Replay(
@@ -388,7 +359,6 @@ class CudaProgram(Program):
             launches,
             lambda call, values: libraries.recorded(call, values, room.libraries),
             early,
-            waits,
         )
 
     def _new_room(self, stream: int) -> _Room:
@@ -410,7 +380,7 @@ class CudaProgram(Program):
         inputs = len(self.inputs) + len(self._fixed) + len(self.recipes)
         plan = planner.plan(self._entries[self.data.entry], inputs, len(self.outputs))
         cells = arena + plan.scratch
-        new = _rounded(cells + self._watched * WATCHED_BYTES)
+        new = _rounded(cells + WATCHED_BYTES * bool(self._watched))
         size = new + self._new.size
         last = inputs + len(self.outputs)  # the number of the arena's address
         if self._changed:
@@ -421,11 +391,6 @@ class CudaProgram(Program):
             launcher = Launcher(function, (write_back.THREADS, 1, 1), len(base))
             changes = Planned(launcher, self._new.blocks, base, source)
             plan = replace(plan, actions=(*plan.actions, changes))
-        if self._reports is not None and self._found_words is not None:
-            base = (cells, self._found_words.address, self._watched)
-            source = (last, FIXED, FIXED)
-            report = Planned(self._reports, (1, 1, 1), base, source)
-            plan = replace(plan, actions=(*plan.actions, report))
         if size > room.size:
             room.shapes.clear()  # graphs have the address of the arena that was
             room.arena, room.owner = self.machine.allocate(size) if size else (0, None)
@@ -449,8 +414,11 @@ class CudaProgram(Program):
         outputs: Sequence[int],
     ) -> list[int]:
         """All addresses of a call, in the order of plans."""
-        start = room.arena + shape.cells
-        cells = [start + k * WATCHED_BYTES for k in range(self._watched)]
+        cells = []
+        if self._found_words is not None:
+            words = range(len(self._found_words.values) // WATCHED_WORDS)
+            told = (self._found_words.address + k * WATCHED_BYTES for k in words)
+            cells = [room.arena + shape.cells, *told]
         new = [room.arena + shape.new + at for at in self._new.offsets]
         return [*bound.first, *others, *bound.rest, *outputs, *new, *cells, room.arena]
 
@@ -576,11 +544,6 @@ def _replace(
             for k, places in users.get(n, {}).items():
                 changed.setdefault(k, []).extend((at, base + new) for at, base in places)
     return all(graph.replay.replace(k, values) for k, values in changed.items())
-
-
-@cache
-def _report(machine: Machine) -> Module:
-    return Module(cached_ptx(_REPORT, machine.target), machine.device)
 
 
 @cache

@@ -96,10 +96,9 @@ class Replay:
         launches: Sequence[Launched | Called],
         record: Record = no_libraries,
         early: Sequence[bool] = (),
-        waits: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """`early`, of each launch: may it begin before the one before it ends, since it waits
-        itself? `waits`: the numbers of those that it runs after; None: the one before."""
+        itself?"""
         self.device, self._record = device, record
         # Libraries first: what they record may fail, and may enqueue work of its own.
         self._nodes = [_node(x, record) for x in launches]
@@ -107,19 +106,16 @@ class Replay:
         graph = ctypes.c_void_p()
         call("cuGraphCreate", ctypes.byref(graph), 0)
         try:
-            ends: list[tuple[int, ...]] = []  # what runs after a launch runs after these nodes
-            kernel = False  # is the one before a kernel?
+            before: _Node | _Called | None = None
             for k, node in enumerate(self._nodes):
-                after = waits[k] if waits is not None else range(max(0, k - 1), k)
-                before = tuple(dict.fromkeys(x for j in after for x in ends[j]))
                 if node is None:
-                    ends.append(before)
                     continue
                 made = ctypes.c_void_p()
                 place = ctypes.byref(made)
-                begins = kernel and waits is None and any(early[k : k + 1])
-                count = 0 if begins else len(before)
-                needs = (ctypes.c_void_p * count)(*before[:count]) if count else None
+                begins = isinstance(before, _Node) and any(early[k : k + 1])
+                first = (ctypes.c_void_p * 1)(before.handle) if before is not None else None
+                needs = None if begins else first
+                count = int(needs is not None)
                 if isinstance(node, _Called):
                     below, where = node.recorded.graph, node.call.function
                     call("cuGraphAddChildGraphNode", place, graph, needs, count, below, where=where)
@@ -127,12 +123,10 @@ class Replay:
                     what, where = node.address, node.launcher.function.name
                     call("cuGraphAddKernelNode_v2", place, graph, needs, count, what, where=where)
                 if begins:
-                    first = (ctypes.c_void_p * 1)(*before)
                     pair = first, place, ctypes.byref(_LETS_BEGIN)
                     call("cuGraphAddDependencies_v2", graph, *pair, 1, where=where)
                 node.handle = made.value or 0
-                ends.append((node.handle,))
-                kernel = isinstance(node, _Node)
+                before = node
             ready = ctypes.c_void_p()
             call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, 0)
         except BaseException:

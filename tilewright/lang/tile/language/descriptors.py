@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from tilewright.base.errors import Invalid
@@ -266,7 +265,7 @@ class tensor_descriptor(base_value):
         block_shape: Sequence[int],
         padding: str = "zero",
     ):
-        self.base = base
+        self._base = base  # a kernel reaches nothing but what is described
         self.shape, self.strides = tuple(shape), tuple(strides)
         self.block_type = block_type(base.dtype.element_ty, list(block_shape))
         self.padding = padding
@@ -284,7 +283,13 @@ class tensor_descriptor(base_value):
         return self.block_type.element_ty
 
     def flatten(self) -> list[tensor]:
-        return [self.base, *self.shape, *self.strides]
+        return [self._base, *self.shape, *self.strides]
+
+    def up_to(self, shape: Sequence[tensor]) -> tensor_descriptor:
+        """The beginning of the array: sizes that are no larger."""
+        return tensor_descriptor(
+            self._base, shape, list(self.strides), self.block_shape, self.padding
+        )
 
     def rebuild(self, tensors: Sequence[tensor]) -> tensor_descriptor:
         rank = len(self.block_shape)
@@ -299,7 +304,7 @@ class tensor_descriptor(base_value):
     def _at(self, places: Sequence[Value]) -> builtins.tuple[Value, Value]:
         rank = len(self.block_shape)
         shape, strides = ([x.handle for x in v] for v in (self.shape, self.strides))
-        at, inside = addresses(self.base.handle, shape, strides, places, range(rank))
+        at, inside = addresses(self._base.handle, shape, strides, places, range(rank))
         assert inside is not None
         return at, inside
 
@@ -441,11 +446,27 @@ def store_tensor_descriptor(desc: tensor_descriptor, offsets: Any, value: Any) -
 # ---- on the host
 
 
-@lru_cache(256)
-def _check_block(block: builtins.tuple[Any, ...]) -> None:
-    if not 1 <= len(block) <= 5:
-        raise Invalid(f"a descriptor of {len(block)} axes", hint="1 to 5 axes")
+_MOST_CHECKED = 1024
+_checked: set[tuple[Any, ...]] = set()  # shapes, strides and blocks that are right
+
+
+def _check(shape: Any, strides: Any, block: Any, padding: str) -> None:
+    rank = len(shape)
+    if not len(strides) == rank == len(block):
+        what = f"a descriptor of {rank} axes with other strides or blocks"
+        raise Invalid(what, hint="shape, strides and block_shape have one number for every axis")
+    if not 1 <= rank <= 5:
+        raise Invalid(f"a descriptor of {rank} axes", hint="1 to 5 axes")
     check_shape(builtins.tuple(map(int, block)))
+    if strides[-1] != 1:
+        raise Invalid("the last axis is not contiguous", hint="call .contiguous()")
+    if min(shape) <= 0:
+        raise Invalid(f"an empty array {list(shape)}")
+    if padding not in ("zero", "nan"):
+        raise Invalid(f"padding={padding!r}", hint='"zero" or "nan"')
+    if len(_checked) >= _MOST_CHECKED:
+        _checked.clear()
+    _checked.add((shape, strides, padding, *block))
 
 
 @dataclass(init=False)
@@ -468,23 +489,18 @@ class TensorDescriptor:
         padding: str = "zero",
         round_f32_to_tf32: bool = False,
     ) -> None:
-        # One is made for each launch, often: what is said is written only where it is wrong.
-        rank = len(shape)
-        if not len(strides) == rank == len(block_shape):
-            what = f"a descriptor of {rank} axes with other strides or blocks"
-            raise Invalid(
-                what, hint="shape, strides and block_shape have one number for every axis"
-            )
-        _check_block(builtins.tuple(block_shape))
-        if strides[-1] != 1:
-            raise Invalid("the last axis is not contiguous", hint="call .contiguous()")
-        for n in shape:  # quicker than min
-            if n <= 0:
-                raise Invalid(f"an empty array {list(shape)}")
-        if padding not in ("zero", "nan"):
-            raise Invalid(f"padding={padding!r}", hint='"zero" or "nan"')
-        self.base, self.shape, self.strides = base, shape, strides
-        self.block_shape, self.padding = block_shape, padding
+        # One is made for each launch, often: what was right once is not looked at again.
+        try:
+            known = (shape, strides, padding, *block_shape) in _checked
+        except TypeError:  # lists have no hash
+            shape, strides, known = builtins.tuple(shape), builtins.tuple(strides), False
+        if not known:
+            _check(shape, strides, block_shape, padding)
+        self.base = base  # one by one: quicker than tuples
+        self.shape = shape
+        self.strides = strides
+        self.block_shape = block_shape
+        self.padding = padding
         self.round_f32_to_tf32 = round_f32_to_tf32
 
     @staticmethod
@@ -492,11 +508,10 @@ class TensorDescriptor:
         tensor: Any, block_shape: Any, padding: str = "zero", round_f32_to_tf32: bool = False
     ) -> TensorDescriptor:
         """A descriptor of a whole torch tensor or numpy array."""
-        stride = getattr(tensor, "stride", None)
-        if stride is not None:
-            steps = stride()
-        else:
-            steps = [n // tensor.itemsize for n in tensor.strides]
+        try:
+            steps = tensor.stride()
+        except AttributeError:
+            steps = builtins.tuple(n // tensor.itemsize for n in tensor.strides)
         return TensorDescriptor(
             tensor, tensor.shape, steps, block_shape, padding, round_f32_to_tf32
         )

@@ -1,0 +1,255 @@
+"""Which of millions of equalities follow from rules.
+
+The programs of a space are an e-graph: a class of programs is a value, a node an operator on
+classes, and nodes of one class are what enumeration found to be equal. A rule connects two nodes of
+a class where its left side matches one and its right side is the other; both are found for all
+nodes at once, by joining columns of numbers. Nodes that are connected are equal by rules; between
+two parts of a class that are not, there is an equality that does not follow from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.superopt.blocks import Block, Kind
+from tilewright.superopt.enumerate import Programs, Space
+from tilewright.superopt.terms import Equality, Leaf, Term, Tree, leaves
+
+Table = dict[Any, np.ndarray]  # columns of classes, by leaf
+Edges = tuple[np.ndarray, np.ndarray]
+# Matches of one rule that are built at a time.
+MOST = 1 << 20
+
+
+def _least_connected(a: np.ndarray, b: np.ndarray, count: int) -> np.ndarray:
+    """Of each of so many nodes, the least that edges from a to b connect it with."""
+    least = np.arange(count)
+    while True:
+        x, y = least[a], least[b]
+        if np.array_equal(x, y):
+            return least
+        np.minimum.at(least, np.maximum(x, y), np.minimum(x, y))
+        while not np.array_equal(least, further := least[least]):
+            least = further
+
+
+class Nodes:
+    """The nodes of a space. The first ones are its programs, each the first of its class."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        all_ = Programs.joined([space.programs, *(e.programs for e in space.equalities)])
+        self._wide = len(space.place) + 2
+        keys = self._packed(all_.instance, all_.first, all_.second)
+        keys[all_.instance < 0] = -1 - np.arange(len(space.vocabulary.leaves))
+        # A part that both operands share is found as such, and as one that they do not share.
+        self._keys, once = np.unique(keys, return_index=True)
+        kept = np.sort(once)
+        self._order = np.searchsorted(kept, once)
+        self.programs = all_.only(kept)
+        count = len(space.programs)
+        of = [np.arange(count, dtype=np.int32), *(e.equal_to for e in space.equalities)]
+        self.of = np.concatenate(of)[kept]
+        self.numbers = {x: n for n, x in enumerate(space.instances)}
+        self.kinds = space.kind
+        v = space.vocabulary
+        self.positive = np.array([n for n, (x, _) in enumerate(v.leaves) if x in v.positive], int)
+        self.use(np.ones(len(self.programs), bool))
+
+    def __len__(self) -> int:
+        return len(self.programs)
+
+    def use(self, trusted: np.ndarray) -> None:
+        """Nodes that are taken for equal to their class where one is an operand."""
+        p = self.programs
+        inner = np.nonzero(trusted & (self.of < len(self.space.place)) & (p.instance >= 0))[0]
+        inner = inner[p.level[inner] < len(self.space.levels)]
+        keys = self.of[inner].astype(np.int64) * len(self.space.instances) + p.instance[inner]
+        order = np.argsort(keys, kind="stable")
+        self._inner, self._inner_keys = inner[order], keys[order]
+
+    def _packed(self, x: np.ndarray | int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return (np.int64(x) * self._wide + (a + 1)) * self._wide + (b + 1)
+
+    # ---- rules
+
+    def connected_by(self, e: Equality, roots: np.ndarray) -> Edges:
+        """Pairs of nodes that a rule says are equal, of which one is among the roots."""
+        left, right = e.left, e.right
+        if not set(leaves(right)) <= set(leaves(left)) or isinstance(left, Leaf):
+            left, right = right, left
+        if not set(leaves(right)) <= set(leaves(left)) or isinstance(left, Leaf):
+            return np.zeros(0, int), np.zeros(0, int)
+        number = self.numbers.get(left.instance)
+        roots = roots[self.programs.instance[roots] == number]
+        found: list[Edges] = []
+        for k in range(0, len(roots), MOST):
+            some = roots[k : k + MOST]
+            for table in self._operands({"root": some}, left, some, []):
+                table = self._fitting(e, table)
+                if len(table["root"]):
+                    found.append(self._other(right, table))
+        a, b = (np.concatenate(x) for x in zip(*found)) if found else (np.zeros(0, int),) * 2
+        same = (b >= 0) & (self.of[a] == self.of[b]) & (a != b)
+        return a[same], b[same]
+
+    def _operands(
+        self, table: Table, t: Term, nodes: np.ndarray, rest: list[tuple[Tree, int]]
+    ) -> Iterator[Table]:
+        """The table, with a row for each way to match the operands of nodes."""
+        p = self.programs
+        keep = (p.second[nodes] < 0) == (len(t.operands) == 1)
+        nodes, table = nodes[keep], {k: v[keep] for k, v in table.items()}
+        columns = p.first[nodes], p.second[nodes]
+        orders = [columns]
+        if t.instance.commutative and len(t.operands) == 2:
+            orders.append(columns[::-1])
+        for order in orders:
+            keys = [len(table) + k for k in range(len(t.operands))]
+            wide = {**table, **dict(zip(keys, order, strict=False))}
+            yield from self._matches(wide, [*zip(t.operands, keys, strict=True), *rest])
+
+    def _matches(self, table: Table, pending: list[tuple[Tree, int]]) -> Iterator[Table]:
+        if not pending or not len(table["root"]):
+            yield table
+            return
+        (tree, key), *rest = pending
+        column = table[key]
+        if isinstance(tree, Leaf):
+            if tree in table:
+                keep = table[tree] == column
+                table = {k: v[keep] for k, v in table.items()}
+            else:
+                table = {**table, tree: column}
+            yield from self._matches(table, rest)
+            return
+        number = self.numbers.get(tree.instance)
+        if number is None:
+            return
+        wanted = column.astype(np.int64) * len(self.space.instances) + number
+        low = np.searchsorted(self._inner_keys, wanted)
+        count = np.searchsorted(self._inner_keys, wanted, side="right") - low
+        rows = np.repeat(np.arange(len(column)), count)
+        if not len(rows):
+            return
+        ends = np.cumsum(count)
+        within = np.arange(len(rows)) - np.repeat(ends - count, count)
+        nodes = self._inner[np.repeat(low, count) + within]
+        yield from self._operands({k: v[rows] for k, v in table.items()}, tree, nodes, rest)
+
+    def _fitting(self, e: Equality, table: Table) -> Table:
+        """Rows whose classes are of the leaves' kinds."""
+        if not all(x in table for x in e.leaves):
+            return {k: v[:0] for k, v in table.items()}
+        keep = np.ones(len(table["root"]), bool)
+        for x in e.leaves:
+            if x.positive:
+                keep &= np.isin(table[x], self.positive)
+        if e.leaves and keep.any():
+            kinds = np.stack([self.kinds[table[x]] for x in e.leaves])
+            distinct, which = np.unique(kinds, axis=1, return_inverse=True)
+            all_ = self.space.kinds
+            right = [fits(e.leaves, [all_[k] for k in column]) for column in distinct.T]
+            keep &= np.array(right)[which.reshape(-1)]
+        return {k: v[keep] for k, v in table.items()}
+
+    def _other(self, t: Tree, table: Table) -> Edges:
+        """The roots, and the nodes that are the other side; -1 where there is none."""
+        if isinstance(t, Leaf):
+            return table["root"], table[t]
+        return table["root"], self._node(t, table)
+
+    def _node(self, t: Term, table: Table) -> np.ndarray:
+        number = self.numbers.get(t.instance)
+        classes = [
+            table[x] if isinstance(x, Leaf) else self._class(self._node(x, table))
+            for x in t.operands
+        ]
+        if number is None:
+            return np.full(len(table["root"]), -1)
+        a, b = classes if len(classes) == 2 else (classes[0], np.full(len(classes[0]), -1))
+        missing = (a < 0) | ((b < 0) if len(classes) == 2 else False)
+        if t.instance.commutative:
+            ka, kb = self.kinds[a], self.kinds[b]
+            swap = (ka > kb) | ((ka == kb) & (a > b))
+            a, b = np.where(swap, b, a), np.where(swap, a, b)
+        wanted = self._packed(number, a, b)
+        place = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        return np.where(~missing & (self._keys[place] == wanted), self._order[place], -1)
+
+    def _class(self, nodes: np.ndarray) -> np.ndarray:
+        """Of nodes that may be operands."""
+        found = np.where(nodes < 0, -1, self.of[nodes])
+        return np.where(found < len(self.space.place), found, -1)
+
+
+def fits(given: Sequence[Leaf], kinds: Sequence[Kind]) -> bool:
+    """Are tensors of these kinds what a rule's leaves stand for?"""
+    named: dict[Block, Block] = {}
+    for x, kind in zip(given, kinds, strict=True):
+        if len(x.kind) != len(kind):
+            return False
+        for a, b in zip(x.kind, kind, strict=True):
+            if (named.setdefault(a, b) if isinstance(a, str) else a) != b:
+                return False
+    return True
+
+
+class Parts:
+    """Nodes of classes with several, in parts that rules connect."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.label = np.arange(len(nodes))  # of each node: the first one of its part
+        self.aside = np.zeros(len(nodes), np.int16)  # equalities of it that were refused
+        self.active = np.zeros(0, int)  # nodes of classes of several parts
+
+    def begin(self, level: int) -> None:
+        """Take the nodes of up to so many operators."""
+        n = self.nodes
+        self.active = np.nonzero(n.programs.level <= level)[0]
+        self.settle()
+
+    def join(self, edges: Sequence[Edges]) -> None:
+        a = np.concatenate([self.label[x] for x, _ in edges]) if edges else np.zeros(0, int)
+        b = np.concatenate([self.label[x] for _, x in edges]) if edges else np.zeros(0, int)
+        if not len(a):
+            return
+        old = np.unique(np.concatenate([a, b]))
+        a, b = np.searchsorted(old, a), np.searchsorted(old, b)
+        new = np.arange(len(self.label))
+        new[old] = old[_least_connected(a, b, len(old))]
+        self.label = new[self.label]
+
+    def settle(self) -> None:
+        """Leave out classes that are of one part."""
+        group = self._groups(self.active)
+        label = self.label[self.active]
+        order = np.lexsort((label, group))
+        g, x = group[order], label[order]
+        changes = (g[1:] == g[:-1]) & (x[1:] != x[:-1])
+        several = np.unique(g[1:][changes])
+        self.active = self.active[np.isin(group, several)]
+
+    def _groups(self, nodes: np.ndarray) -> np.ndarray:
+        """A class, but for what is put aside."""
+        return self.nodes.of[nodes].astype(np.int64) * 4096 + self.aside[self.label[nodes]]
+
+    def open(self) -> np.ndarray:
+        """Pairs of parts of one class, each by its first node: small ones first."""
+        label = np.unique(self.label[self.active])
+        group = self._groups(label)
+        order = np.lexsort((label, group))
+        label, group = label[order], group[order]
+        starts = np.concatenate([[True], group[1:] != group[:-1]])[: len(group)]
+        base = label[np.maximum.accumulate(np.where(starts, np.arange(len(label)), 0))]
+        pairs = np.stack([label, base], axis=1)[~starts]
+        level = self.nodes.programs.level[pairs]
+        return pairs[np.lexsort((pairs[:, 0], level[:, 1], level[:, 0]))]
+
+    def put_aside(self, label: int) -> None:
+        """A part that is not proved equal to the first one of its class: it may be to others."""
+        self.aside[label] += 1
