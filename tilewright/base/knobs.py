@@ -234,13 +234,12 @@ compile_processes: Knob[bool] = Knob(
     "0 compiles all kernels in this process: large programs otherwise start others to help",
     _show_bool,
 )
-overlap: Knob[bool] = Knob(
+overlap: Knob[str] = Knob(
     "TILEWRIGHT_OVERLAP",
-    lambda: False,
-    _parse_bool,
+    lambda: "auto",
+    _one_of("auto", "0", "1"),
     "1 lets every kernel of a CUDA graph begin before the one before it ends, where the GPU can; "
-    "it waits before it reads anything",
-    _show_bool,
+    "it waits before it reads anything; auto does so in programs whose products wait for memory",
 )
 choose: Knob[str] = Knob(
     "TILEWRIGHT_CHOOSE",

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilewright.graph.classify import facts, flops, guess, nbytes
+from tilewright.graph.classify import facts, flops, guess, multiply_adds, nbytes
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.regions import repeats, trace
-from tilewright.ir.node import Item, Node
+from tilewright.ir.node import Graph, Item, Node
 from tilewright.ir.target import Target
 
 Measured = Callable[[Cluster], float | None]
@@ -76,3 +76,11 @@ class Roofline:
 
     def total(self, fused: Fused) -> float:
         return sum(map(self.seconds, fused.clusters))
+
+
+def products_wait_for_memory(graph: Graph, flops_per_byte: float) -> bool:
+    """Do the matrix products and convolutions of a graph have fewer operations for a byte than a
+    machine can do meanwhile? False of a graph without any."""
+    products = {n: work for n in graph.nodes() if (work := multiply_adds(n))}
+    moved = sum(guess(nbytes(x.ttype)) for n in products for x in (n, *n.inputs))
+    return 2 * sum(products.values()) < flops_per_byte * moved

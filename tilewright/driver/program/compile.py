@@ -153,8 +153,6 @@ def compiled(
     """The program of a graph, on a GPU or this processor. It is cached under the key, if there is
     one. Other processes help to compile it."""
     events = RecordingLog(log)
-    code = code_for(target, machine, options.one_kernel)
-    by = chooser_for(options, target, events, code, machine)
     phases = Phases()
     stages = Stages.of(graph, events, options.dump, options.resume)
     schedules = Schedules.of(options)
@@ -165,11 +163,13 @@ def compiled(
             compilers.do(pool.prepare)  # it is compiled by the first program on a machine
         with phases("passes"):
             parts = split(graph, options, target, events, stages, schedules, phases.passes)
+        code = code_for(parts.main, target, machine, options.one_kernel)
+        by = chooser_for(options, target, events, code, machine)
         common = (target, events, phases, options.profile, schedules, compilers)
         if parts.prologue is not None:
             below = stages.inside("weights")
             prologue = below.graph("input", parts.prologue)
-            apart = code_for(target, machine)
+            apart = code_for(prologue, target, machine)
             once = _Builder(*common, apart, below, Default(), any_size=True)  # not worth a choice
             once.begin(prologue, len(prologue.inputs))
             with phases("passes"):  # while other processes compile
