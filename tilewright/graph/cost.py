@@ -15,7 +15,7 @@ from tilewright.graph.regions import repeats, trace
 from tilewright.ir.node import Graph, Item, Node
 from tilewright.ir.target import Target
 
-# The part of the time of products that may go into arithmetic where they are said to wait for memory.
+# The part of the time of products that may go into arithmetic where these wait for memory.
 MOST_COMPUTING = 0.1
 Measured = Callable[[Cluster], float | None]
 """Seconds that a cluster takes, or None where it was not measured."""
