@@ -19,8 +19,8 @@ def send(pipe: IO[bytes], what: object) -> None:
 
 
 class Receiver:
-    """Reads what `send` wrote. It keeps what it has read of the next message, so that several may be
-    on their way."""
+    """Reads what `send` wrote. It keeps what it has read of the next message, so that several may
+    be on their way."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe

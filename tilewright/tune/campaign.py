@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from tilewright.base.cache import code_version
 from tilewright.base.errors import TilewrightError
@@ -134,16 +135,11 @@ class Campaign:
             yield t
 
 
-def _record(t: Task, kind: str, trace: str, verdict: Verdict | None, **others: object) -> Record:
-    known = dict(
-        group=t.text,
-        target=t.target.key(),
-        threads=t.measuring.threads,
-        usual=t.tuning.seconds,
-        version=code_version(),
-    )
+def _record(t: Task, kind: str, trace: str, verdict: Verdict | None, **others: Any) -> Record:
     seconds = verdict.seconds if verdict else t.tuning.seconds
-    return Record(kind=kind, trace=trace, seconds=seconds, **known, **others)  # type: ignore[arg-type]
+    place = (t.text, t.target.key(), t.measuring.threads)
+    made = Record(kind, *place, trace, seconds, t.tuning.seconds, version=code_version())
+    return replace(made, **others)
 
 
 def _trial(t: Task, x: Trial) -> Record:

@@ -25,7 +25,7 @@ FORM = 1  # of the lines
 
 @dataclass(frozen=True)
 class Record:
-    """One line. Seconds are of a call; `usual` are those of the default schedule in the same race."""
+    """One line. Seconds are of a call; `usual` are the default schedule's in the same race."""
 
     kind: str  # "trial" or "best"
     group: str

@@ -1,4 +1,4 @@
-"""`tilewright tune` and `tilewright records`: a live table, a plot and a page of what tuning finds."""
+"""`tilewright tune` and `tilewright records`: a live table, and a page of what tuning finds."""
 
 from __future__ import annotations
 

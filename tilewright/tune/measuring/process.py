@@ -1,5 +1,5 @@
-"""Candidates are measured in a process of their own, which is started again when one of them ends it
-or never comes back."""
+"""Candidates are measured in a process of their own, which is started again when one of them ends
+it or never comes back."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Schedules of one group race: they take turns on the same memory, and those that are clearly slower
-leave early. Each is judged by the results of the first, which is the reference."""
+"""Schedules of one group race: they take turns on the same memory, and those that are clearly
+slower leave early. Each is judged by the results of the first, which is the reference."""
 
 from __future__ import annotations
 

@@ -20,6 +20,8 @@ from tilewright.runtime import pool
 from tilewright.targets import families
 from tilewright.tune.measuring.race import Verdict, race
 
+import_module("tilewright.kernel.steps")  # registers all of them: traces name them
+
 
 @dataclass(frozen=True)
 class Job:
@@ -58,7 +60,6 @@ def found(job: Job, begins: IO[bytes]) -> list[Verdict]:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
     families()  # declares their instructions
-    import_module("tilewright.kernel.steps")  # registers all of them: traces name them
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything else prints is no answer
     received = Receiver(jobs)

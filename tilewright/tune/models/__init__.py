@@ -16,7 +16,8 @@ NAMES = ("auto", "learned", "analytic")
 
 
 def model_for(name: str, target: Target, tell: Callable[[str], object]) -> Model:
-    """By name; `auto` is the one that learns where its extra is installed, and says so where not."""
+    """By name; `auto` is the one that learns, or where its extra is missing, which is told, the
+    analytic one."""
     if name not in NAMES:
         raise Invalid(f"there is no model called {name!r}", hint=f"it is one of {', '.join(NAMES)}")
     learned = import_module(_LEARNED)

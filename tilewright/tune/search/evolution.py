@@ -1,5 +1,5 @@
-"""Evolution: the fastest so far and points at random are mutated and crossed, the model says which of
-their children are worth measuring, and a few at random keep it honest."""
+"""Evolution: the fastest so far and points at random are mutated and crossed, the model says which
+of their children are worth measuring, and a few at random keep it honest."""
 
 from __future__ import annotations
 

@@ -189,9 +189,9 @@ class Space:
         prefer: Callable[[Decision], Sequence[Plain]] | None = None,
         applied: Applied | None = None,
     ) -> Point | None:
-        """A legal point at random, decided step by step: where a step is refused, the decisions that
-        it is the first to use are made again. `prefer` gives the values of a decision in the order
-        to try; by default any. None where nothing legal follows from earlier decisions."""
+        """A legal point at random, decided step by step: where a step is refused, the decisions
+        that it is the first to use are made again. `prefer` gives the values of a decision in the
+        order to try; by default any. None where nothing legal follows from earlier decisions."""
         applied = applied or Applied()
         nest, trace = applied.start(work), list[Step]()
         given: dict[str, Plain] = {}

@@ -1,5 +1,5 @@
-"""How many iterations the inner loop of a split has: lanes, rows and columns of a tile in registers,
-blocks that stay in a cache."""
+"""How many iterations the inner loop of a split has: lanes, rows and columns of a tile in
+registers, blocks that stay in a cache."""
 
 from __future__ import annotations
 
