@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
+from tilewright.base.errors import Invalid, Refused
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.tune.measuring.process import Measuring
-from tilewright.tune.measuring.race import Verdict
+from tilewright.tune.measuring.race import FAULTS, Verdict
 from tilewright.tune.search.state import Measured, Model, Search, State
 from tilewright.tune.space.made import space_of
 from tilewright.tune.space.space import Point, Space
@@ -55,7 +56,11 @@ class Tuning:
     def __post_init__(self) -> None:
         space = self.space or space_of(self.group, self.target)
         self.state = State(self.group, self.target, space, self.model, Random(self.seed))
-        self.default = self.state.space.replay(self.group, self.state.space.default)
+        try:
+            self.default = space.replay(self.group, space.default)
+        except (Refused, Invalid) as why:
+            hint = "give its decisions defaults that lead to a legal schedule"
+            raise Invalid(f"its space has no legal point: {why.what}", hint=hint) from None
         self.state.seen.add(self.default.trace)
         self.state.measured.append(Measured(self.default, 1.0))
         self._text = group_text(self.group)
@@ -63,10 +68,10 @@ class Tuning:
     def step(self, most: int = BATCH) -> list[Trial]:
         """One race of at most so many points; none where the search has ended."""
         points = self.search.propose(self.state, most)
-        if not points:
+        made = self._race(points) if points else []
+        if not made:
             self.ended = True
             return []
-        made = self._race(points)
         for p, trial in zip(points, made, strict=True):
             self.state.seen.add(p.trace)
             self.state.measured.append(Measured(p, trial.ratio))
@@ -75,19 +80,21 @@ class Tuning:
         return made
 
     def _race(self, points: list[Point], rounds: int | None = None) -> list[Trial]:
+        """None where the default schedule has no time, with which others could be compared."""
         usual, self.measuring.rounds = self.measuring.rounds, rounds or self.measuring.rounds
         traces = [print_trace(p.trace) for p in (self.default, *points)]
-        first, *verdicts = self.measuring.measure(self._text, traces)
-        self.measuring.rounds = usual
-        self.seconds = first.seconds or self.seconds
-        if first.seconds is None:  # nothing can be compared with it
-            self.ended, self.problem = True, f"its default schedule {first.fault}: {first.why}"
-        out = []
-        for k, (p, v) in enumerate(zip(points, verdicts, strict=True)):
-            known = v.seconds is not None and first.seconds is not None
-            ratio = (v.seconds or 0.0) / (first.seconds or 1.0) if known else None
-            out.append(Trial(len(self.trials) + k, p.trace, v, ratio))
-        return out
+        try:
+            first, *verdicts = self.measuring.measure(self._text, traces)
+        finally:
+            self.measuring.rounds = usual
+        if first.seconds is None:
+            self.problem = f"its default schedule {FAULTS[first.fault]}: {first.why}"
+            return []
+        self.seconds = first.seconds
+        return [
+            Trial(len(self.trials) + k, p.trace, v, v.seconds and v.seconds / first.seconds)
+            for k, (p, v) in enumerate(zip(points, verdicts, strict=True))
+        ]
 
     def final(self) -> Trial | None:
         """The best few race once more with the default schedule; None where that one wins."""
