@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from tilewright.base.errors import Invalid, Refused
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.tune.measuring.measurer import Measurer
-from tilewright.tune.measuring.race import Verdict
+from tilewright.tune.measuring.race import FAULTS, Verdict
 from tilewright.tune.proposing import HERE, Proposed
 from tilewright.tune.search.state import Measured, Model, Search, State
 from tilewright.tune.space.made import space_of
@@ -56,7 +57,11 @@ class Tuning:
     def __post_init__(self) -> None:
         space = self.space or space_of(self.group, self.target)
         self.state = State(self.group, self.target, space, self.model, Random(self.seed))
-        self.default = self.state.space.replay(self.group, self.state.space.default)
+        try:
+            self.default = space.replay(self.group, space.default)
+        except (Refused, Invalid) as why:
+            hint = "give its decisions defaults that lead to a legal schedule"
+            raise Invalid(f"its space has no legal point: {why.what}", hint=hint) from None
         self.state.seen.add(self.default.trace)
         self.state.measured.append(Measured(self.default, 1.0))
         self.text = group_text(self.group)
@@ -76,13 +81,12 @@ class Tuning:
         """What a race found becomes trials, and the model learns from it."""
         self.search = proposed.search
         self.state.rng.setstate(proposed.rng)
-        if not proposed.given:
+        replay, applied = self.state.space.replay, self.state.applied
+        points = [replay(self.group, given, applied) for given in proposed.given]
+        made = self._judged(points, verdicts) if points else []
+        if not made:
             self.ended = True
             return []
-        points = [
-            self.state.space.replay(self.group, g, self.state.applied) for g in proposed.given
-        ]
-        made = self._judged(points, verdicts)
         for p, trial in zip(points, made, strict=True):
             self.state.seen.add(p.trace)
             self.state.measured.append(Measured(p, trial.ratio))
@@ -91,16 +95,16 @@ class Tuning:
         return made
 
     def _judged(self, points: Sequence[Point], verdicts: Sequence[Verdict]) -> list[Trial]:
+        """None where the default schedule has no time, with which others could be compared."""
         first, *others = verdicts
-        self.seconds = first.seconds or self.seconds
-        if first.seconds is None:  # nothing can be compared with it
-            self.ended, self.problem = True, f"its default schedule {first.fault}: {first.why}"
-        out = []
-        for k, (p, v) in enumerate(zip(points, others, strict=True)):
-            known = v.seconds is not None and first.seconds is not None
-            ratio = (v.seconds or 0.0) / (first.seconds or 1.0) if known else None
-            out.append(Trial(len(self.trials) + k, p.trace, v, ratio))
-        return out
+        if first.seconds is None:
+            self.problem = f"its default schedule {FAULTS[first.fault]}: {first.why}"
+            return []
+        self.seconds = first.seconds
+        return [
+            Trial(len(self.trials) + k, p.trace, v, v.seconds and v.seconds / first.seconds)
+            for k, (p, v) in enumerate(zip(points, others, strict=True))
+        ]
 
     def finalists(self) -> list[Point]:
         """The best few, which race once more with the default schedule."""

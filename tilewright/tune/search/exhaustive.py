@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
+from tilewright.base.errors import require
 from tilewright.tune.search.state import State
 from tilewright.tune.space.space import Point
+
+
+# Assignments that are gone through: to replay more takes hours, whatever is measured.
+MOST = 100_000
 
 
 @dataclass
@@ -17,6 +22,12 @@ class Exhaustive:
 
     def propose(self, state: State, count: int) -> list[Point]:
         if self._rest is None:
+            require(
+                state.space.size <= MOST,
+                f"the space has {state.space.size:,} points, and an exhaustive search goes through "
+                f"{MOST:,} at most",
+                hint="use another search, such as evolution",
+            )
             self._rest = self._all(state)
         found: list[Point] = []
         for p in self._rest:
