@@ -3,12 +3,15 @@ everything that is measured is on disk before the next race begins."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewright.base.cache import code_version
 from tilewright.base.errors import TilewrightError, require
@@ -17,14 +20,18 @@ from tilewright.kernel.cost import cost, together
 from tilewright.kernel.group import Group
 from tilewright.kernel.step import Trace, parse_trace, print_trace
 from tilewright.kernel.text import group_text, parse_group
-from tilewright.tune.measuring.process import Measuring
+from tilewright.tune.measuring.measurer import Measurer
 from tilewright.tune.measuring.race import Verdict
+from tilewright.tune.proposing import HERE, Proposed, Proposing
 from tilewright.tune.records import Record, Records
 from tilewright.tune.reproducers import KEPT, Reproducer
 from tilewright.tune.search.state import Measured, Model, Search
 from tilewright.tune.space.decision import Plain
 from tilewright.tune.space.space import Point
-from tilewright.tune.tuner import BATCH, Trial, Tuning
+from tilewright.tune.tuner import BATCH, FINAL_ROUNDS, Trial, Tuning
+
+T = TypeVar("T")
+Work = Callable[[], T]
 
 # Of what a kernel still loses by the model, the next race is expected to save this part at first.
 HOPE = 0.25
@@ -40,7 +47,7 @@ class Task:
     calls: int
     names: tuple[str, ...]
     target: Target
-    measuring: Measuring
+    measuring: Measurer
     search: Callable[[], Search]
     model: Model
     seed: int
@@ -111,6 +118,8 @@ class Campaign:
     records: Records
     trials: int  # for each kernel, at most
     until: float = float("inf")  # by time.monotonic()
+    lanes: int = 1  # kernels that are worked on at the same time
+    proposing: Proposing = HERE
     known: int = field(default=0, init=False)  # trials of earlier runs
     reproducers: list[Path] = field(default_factory=list, init=False)
 
@@ -130,18 +139,12 @@ class Campaign:
     def run(self) -> Iterator[tuple[Task, list[Trial]]]:
         """Race after race, until trials or time are used up or nothing is left to try. A kernel
         that cannot be tuned is left out, and says why."""
-        while time.monotonic() < self.until:
-            open_ = [t for t in self.tasks if t.start() and self._left(t) > 0]
-            if not open_:
-                break
-            fresh = [t for t in open_ if t.fruitless < PATIENCE] or open_
-            t = max(fresh, key=lambda t: t.expected)
-            before = t.ratio
-            try:
-                made = t.tuning.step(min(BATCH, self._left(t)))
-            except TilewrightError as why:  # such as a search that refuses the space
-                t.problem = why.what
+        for t, raced in self._in_order(self._next, self._raced):
+            if isinstance(raced, TilewrightError):  # such as of a search that refuses the space
+                t.problem = raced.what
                 continue
+            before = t.ratio
+            made = t.tuning.absorbed(*raced)
             t.problem = t.tuning.problem
             t.races += 1
             t.fruitless = 0 if t.ratio < 0.99 * before else t.fruitless + 1
@@ -158,21 +161,91 @@ class Campaign:
                 self.reproducers.append(_reproducer(t, x).write(self.records.path))
         self.records.add(_trial(t, x, m.point) for x, m in zip(made, new, strict=True))
 
-    def _left(self, t: Task) -> int:
-        return self.trials - (len(t.tuning.trials) if t.started else 0)
-
     def finish(self) -> Iterator[Task]:
         """The last race of each kernel with new trials; what wins is a record."""
-        for t in self.tasks:
-            if t.closed or not t.started or not t.tuning.trials or t.tuning.problem:
-                continue
-            t.winner = t.tuning.final()
+        open_ = [t for t in self.tasks if not t.closed and t.started and t.tuning.trials]
+        left = iter([t for t in open_ if not t.tuning.problem])
+        for t, (points, verdicts) in self._in_order(lambda busy: next(left, None), _last):
+            t.winner = t.tuning.decided(points, verdicts)
             if t.tuning.problem:
                 t.problem = t.tuning.problem
                 continue
             t.closed = True
             self.records.add([_best(t)])
             yield t
+
+    def _in_order(
+        self, following: Callable[[Sequence[Task]], Task | None], begun: Callable[[Task], Work[T]]
+    ) -> Iterator[tuple[Task, T]]:
+        """Work on several tasks at a time, `lanes` of them. Results come in the order in which work
+        began, not in which it ended: what follows is decided by the same results then, whichever
+        machine was faster, and a run with the same measurements can be repeated."""
+        flying: deque[tuple[Task, Future[T]]] = deque()
+        while True:
+            while len(flying) < self.lanes:
+                t = following([t for t, _ in flying])
+                if t is None:
+                    break
+                work = begun(t)
+                flying.append((t, _result(work) if self.lanes == 1 else _beside(work)))
+            if not flying:
+                return
+            t, result = flying.popleft()
+            yield t, result.result()
+
+    def _next(self, busy: Sequence[Task]) -> Task | None:
+        """Where the next race should save most, among those that none is under way for."""
+        if time.monotonic() >= self.until:
+            return None
+        free = [t for t in self.tasks if not any(t is b for b in busy)]
+        open_ = [t for t in free if t.start() and self._left(t) > 0]
+        fresh = [t for t in open_ if t.fruitless < PATIENCE] or open_
+        return max(fresh, key=lambda t: t.expected, default=None)
+
+    def _raced(self, t: Task) -> Work[tuple[Proposed, list[Verdict]] | TilewrightError]:
+        try:
+            answer = self.proposing.asked(t.tuning, min(BATCH, self._left(t)))
+        except TilewrightError as why:
+            refused = why
+            return lambda: refused
+
+        def work() -> tuple[Proposed, list[Verdict]] | TilewrightError:
+            try:
+                proposed = answer()
+            except TilewrightError as why:
+                return why
+            return proposed, t.tuning.measured(proposed.traces)
+
+        return work
+
+    def _left(self, t: Task) -> int:
+        return self.trials - (len(t.tuning.trials) if t.started else 0)
+
+
+def _last(t: Task) -> Work[tuple[list[Point], list[Verdict]]]:
+    points = t.tuning.finalists()
+    traces = [print_trace(p.trace) for p in points]
+    return lambda: (points, t.tuning.measured(traces, FINAL_ROUNDS))
+
+
+def _result(work: Work[T]) -> Future[T]:
+    made: Future[T] = Future()
+    made.set_result(work())
+    return made
+
+
+def _beside(work: Work[T]) -> Future[T]:
+    """Done by a thread that nothing waits for where a run is stopped."""
+    made: Future[T] = Future()
+
+    def do() -> None:
+        try:
+            made.set_result(work())
+        except BaseException as problem:
+            made.set_exception(problem)
+
+    threading.Thread(target=do, daemon=True).start()
+    return made
 
 
 def _record(t: Task, kind: str, trace: Trace, verdict: Verdict | None, **others: Any) -> Record:
@@ -244,7 +317,7 @@ def _plain(x: object) -> Plain:
 def tasks_of(
     kernels: Sequence[tuple[str, int, str]],
     target: Target,
-    measuring: Measuring,
+    measuring: Measurer,
     search: Callable[[], Search],
     model: Model,
     seed: int,

@@ -36,14 +36,17 @@ class Measuring:
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _errors: IO[bytes] | None = field(default=None, init=False)
 
-    def measure(self, group: str, traces: Sequence[str]) -> list[Verdict]:
+    def measure(
+        self, group: str, traces: Sequence[str], rounds: int | None = None
+    ) -> list[Verdict]:
         """Verdicts of all traces, the first of which is the reference. One that ends the process or
         hangs is left out, and the others race again."""
         verdicts: list[Verdict] = [Verdict()] * len(traces)
         left = list(range(len(traces)))
         while left:
             given = tuple(traces[k] for k in left)
-            found = self._ask(Job(group, given, self.target, self.threads, self.rounds))
+            job = Job(group, given, self.target, self.threads, rounds or self.rounds)
+            found = self._ask(job)
             if isinstance(found, list):
                 for k, v in zip(left, found, strict=True):
                     verdicts[k] = v
