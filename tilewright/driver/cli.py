@@ -149,7 +149,11 @@ def argument_parser() -> argparse.ArgumentParser:
     mined.add_argument("--joining", action="store_true", help="which operators join, and why not")
     mined.add_argument("--out", type=Path, metavar="FILE", help="write the rules there")
     kept = command("records", _records, "list, merge or check schedules that tuning recorded")
-    kept.add_argument("what", choices=("list", "best", "merge", "check"))
+    kept.add_argument(
+        "what", choices=("list", "best", "merge", "check", "rerun"),
+        help="list all; list what holds for each kernel; write several files into one; replay all "
+        "by today's steps; run a schedule again that showed a mistake of the compiler",
+    )  # fmt: skip
     kept.add_argument("files", nargs="*", type=Path, help="(default: the one in the cache)")
     kept.add_argument("--out", type=Path, metavar="FILE", help="of merge")
     shown = command("passes", _passes, "the default list of passes, with a line on each")
@@ -302,6 +306,11 @@ def _records(given: argparse.Namespace, console: Console) -> int:
         raise Invalid(
             f"`records {given.what}` takes one file", hint="`records merge` takes several"
         )
+    if given.what == "rerun":
+        if not given.files:
+            hint = "`tilewright tune` says where it wrote one"
+            raise Invalid("which reproducer should be run again?", hint=hint)
+        return tune.rerun(files[0], targets.default(), console)
     if given.what == "check":
         return tune.check_records(files[0], console)
     return tune.list_records(files[0], console, given.what == "best")

@@ -52,6 +52,9 @@ class Process:
             return at, Verdict(fault="hung", why=f"nothing came back in {self.patience:g} s")
         except (OSError, EOFError):
             return at, self._ended()
+        except BaseException:  # such as Ctrl-C: what is under way is no answer to the next question
+            self.close()
+            raise
 
     def _ended(self) -> Verdict:
         """How the process ended, which it did by itself."""

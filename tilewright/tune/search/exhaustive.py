@@ -10,7 +10,6 @@ from tilewright.base.errors import require
 from tilewright.tune.search.state import State
 from tilewright.tune.space.space import Point
 
-
 # Assignments that are gone through: to replay more takes hours, whatever is measured.
 MOST = 100_000
 
