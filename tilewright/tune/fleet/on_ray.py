@@ -23,12 +23,12 @@ from tilewright.ir.target import Target
 from tilewright.runtime.cuda.device import device
 from tilewright.targets import families, host
 from tilewright.targets.nvptx import target_of
+from tilewright.tune.fleet import ADDRESS
 from tilewright.tune.fleet.pool import Busy, Facts, Lost
 from tilewright.tune.measuring.process import Measuring
 from tilewright.tune.measuring.race import Verdict
 from tilewright.tune.measuring.worker import Job
 
-FORM = "HOST:PORT of a Ray cluster, or local:2 for two nodes on this machine"
 NAMESPACE = "tilewright"
 LOCAL = "local:"
 # Seconds until an address, or a new worker, has to answer.
@@ -202,7 +202,7 @@ def nodes_asked(address: str) -> int | None:
         return None
     count = address.removeprefix(LOCAL)
     if not count.isdigit() or not int(count):
-        raise Invalid(f"{address!r} names no fleet", hint=f"it is {FORM}")
+        raise Invalid(f"{address!r} names no fleet", hint=f"it is {ADDRESS}")
     return int(count)
 
 
@@ -251,7 +251,7 @@ def _answers(address: str) -> None:
     """An error in seconds, where Ray would try for minutes."""
     machine, _, port = address.rpartition(":")
     if not machine or not port.isdigit():
-        raise Invalid(f"{address!r} names no fleet", hint=f"it is {FORM}")
+        raise Invalid(f"{address!r} names no fleet", hint=f"it is {ADDRESS}")
     try:
         socket.create_connection((machine, int(port)), ANSWER).close()
     except OSError as why:
