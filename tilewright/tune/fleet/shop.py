@@ -27,7 +27,7 @@ from tilewright.tune.measuring import worker
 from tilewright.tune.measuring.built import built
 from tilewright.tune.measuring.process import Process
 from tilewright.tune.measuring.race import Verdict
-from tilewright.tune.proposing import HERE, Proposed
+from tilewright.tune.proposing import Proposed
 from tilewright.tune.search.state import Measured, Model, Search, State
 from tilewright.tune.space.decision import Assignment
 from tilewright.tune.space.space import parse_space
@@ -77,10 +77,8 @@ class Shop:
         measured = tuple((m.point.given, m.ratio) for m in tuning.state.measured)
         rng, space = tuning.state.rng.getstate(), str(tuning.state.space)
         known = (tuning.text, tuning.target, space, measured, tuning.search, rng, tuning.model)
-        try:
-            data = pickle.dumps(Question(*known, most))
-        except (TypeError, AttributeError, pickle.PicklingError):
-            return HERE.asked(tuning, most)  # a search that holds what cannot be sent
+        # A copy: what is learned from now on does not change it.
+        data = pickle.dumps(Question(*known, most))
         return partial(self._proposed, tuning.text, data)
 
     def _proposed(self, group: str, data: bytes) -> Proposed:
