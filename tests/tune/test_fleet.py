@@ -351,10 +351,16 @@ def test_an_actor_takes_one_race_at_a_time() -> None:
     inside, go = threading.Event(), threading.Event()
 
     class Held(Fake):
-        def measure(self, *given: object) -> list[Verdict]:
+        def measure(
+            self,
+            group: str,
+            traces: Sequence[str],
+            rounds: int | None = None,
+            codes: Sequence[bytes] = (),
+        ) -> list[Verdict]:
             inside.set()
             assert go.wait(10)
-            return super().measure(*given)  # type: ignore
+            return super().measure(group, traces, rounds, codes)
 
     actor = on_ray.Actor(64, lambda target, threads: Held(target, threads))
     told = actor.facts()
