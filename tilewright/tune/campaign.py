@@ -251,7 +251,8 @@ def _beside(work: Work[T]) -> Future[T]:
 def _record(t: Task, kind: str, trace: Trace, verdict: Verdict | None, **others: Any) -> Record:
     seconds = verdict.seconds if verdict else t.tuning.seconds
     made = Record(kind, *t.key, print_trace(trace), seconds, t.tuning.seconds)
-    return replace(made, version=code_version(), at=round(time.time(), 3), **others)
+    when = {"version": code_version(), "cpu": t.target.cpu, "at": round(time.time(), 3)}
+    return replace(made, **when, **others)
 
 
 def _trial(t: Task, x: Trial, point: Point) -> Record:

@@ -198,8 +198,7 @@ def list_records(path: Path, console: Console, best: bool) -> int:
     for r in rows:
         shown = [time_text(x) if x is not None else r.fault or "–" for x in (r.usual, r.seconds)]
         gain = f"{1 / r.ratio:.2f}×" if r.ratio else "–"
-        target = r.target.split()[0] if r.target.split() else r.target
-        table.add_row(r.kind, _called(r.group), target, str(r.threads), *shown, gain)
+        table.add_row(r.kind, _called(r.group), r.cpu or r.target, str(r.threads), *shown, gain)
     print(rendered(table))
     _told(found, console)
     return 0
@@ -227,10 +226,15 @@ def check_records(path: Path, console: Console) -> int:
     found, bad = Records.load(path), 0
     if not found.records and not found.problems:
         raise Invalid(f"there are no records in {path}", hint="`tilewright tune` makes some")
+    refused: dict[str, int] = {}
     for r, why in checked(found.records):
         if why:
             bad += 1
-            console.print(f"{_called(r.group)}: {why}", highlight=False, markup=False)
+            said = f"{_called(r.group)}: {why}"
+            refused[said] = refused.get(said, 0) + 1
+    for said, n in refused.items():
+        times = f" ({n} times)" if n > 1 else ""
+        console.print(f"{said}{times}", highlight=False, markup=False, soft_wrap=True)
     _told(found, console)
     total = len(found.records)
     console.print(f"{total - bad} of {count(total, 'record')} hold", highlight=False)
