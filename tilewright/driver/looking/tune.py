@@ -16,10 +16,10 @@ from rich.table import Table
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver.looking.curves import best_so_far, page_of, plot, time_text
+from tilewright.driver.looking.fleet import means
 from tilewright.driver.looking.tables import count, new_table, rendered
 from tilewright.ir.target import Target
 from tilewright.kernel.text import parse_group
-from tilewright.runtime import pool
 from tilewright.runtime.program_data import KernelInfo
 from tilewright.tune.campaign import Campaign, Task, tasks_of
 from tilewright.tune.measuring.process import Measuring
@@ -46,6 +46,7 @@ def tune(
     seed: int = 0,
     records: Path | None = None,
     page: Path | None = None,
+    fleet: str | None = None,
 ) -> int:
     """Tune the kernels of a program, and tell what was gained. Ctrl-C ends the search: what was
     found is decided on, or left for the next run where there is another Ctrl-C."""
@@ -53,17 +54,31 @@ def tune(
     known = Records.load(records or knobs.records_file())
     _told(known, console)
     guess = model_for(model, target, lambda said: console.print(said, highlight=False))
-    measuring = Measuring(target, pool.get_threads())
     listed = [(k.group, k.calls, k.name) for k in kernels]
-    tasks = tasks_of(listed, target, measuring, lambda: search_named(search), guess, seed)
-    if not tasks:
+    if not listed:
         raise Invalid("the program has no kernels to tune")
-    _elsewhere(tasks, known, console)
-    campaign = Campaign(tasks, known, trials, time.monotonic() + 60 * minutes)
+    with means(fleet, target, console) as by:
+        tasks = tasks_of(listed, target, by.measuring, lambda: search_named(search), guess, seed)
+        _elsewhere(tasks, known, console)
+        until = time.monotonic() + 60 * minutes
+        campaign = Campaign(tasks, known, trials, until, by.lanes, by.proposing)
+        stopped = _run(campaign, console, 60 * minutes)
+    _summary(campaign, console)
+    if page is not None:
+        page.write_text(page_of(tasks))
+        console.print(f"curves are in {page}", soft_wrap=True, highlight=False)
+    if stopped:
+        console.print("stopped: the same command goes on from here", highlight=False)
+        return 130
+    return 1 if all(t.problem for t in tasks) else 0
+
+
+def _run(campaign: Campaign, console: Console, seconds: float) -> bool:
+    """The search, and the last race of each kernel; whether somebody stopped it."""
     stopped = False
     try:
         try:
-            with _watched(campaign, console, 60 * minutes, "tuning") as show:
+            with _watched(campaign, console, seconds, "tuning") as show:
                 campaign.resume()
                 for _ in campaign.run():
                     show()
@@ -75,16 +90,7 @@ def tune(
                 show()
     except KeyboardInterrupt:
         stopped = True
-    finally:
-        measuring.close()
-    _summary(campaign, console)
-    if page is not None:
-        page.write_text(page_of(tasks))
-        console.print(f"curves are in {page}", soft_wrap=True, highlight=False)
-    if stopped:
-        console.print("stopped: the same command goes on from here", highlight=False)
-        return 130
-    return 1 if all(t.problem for t in tasks) else 0
+    return stopped
 
 
 @contextmanager

@@ -19,7 +19,10 @@ class Measurer(Protocol):
     def threads(self) -> int: ...
 
     def measure(
-        self, group: str, traces: Sequence[str], rounds: int | None = None
+        self,
+        group: str,
+        traces: Sequence[str],
+        rounds: int | None = None,
     ) -> list[Verdict]:
         """Verdicts of all traces of a group, the first of which is the reference."""
         ...

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tilewright.base.messages import Receiver, send
 from tilewright.ir.target import Target
@@ -27,42 +27,18 @@ START = 60.0
 
 
 @dataclass
-class Measuring:
-    """Measures traces of groups for a target. One thread at a time."""
+class Process:
+    """A process that does one job after another. It is started when there is one, and again where
+    it has ended. One thread at a time."""
 
-    target: Target
-    threads: int
-    rounds: int = 7
+    program: str  # Python that it runs
     patience: float = PATIENCE
-    program: str = _WORKER  # Python that the process runs
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _answers: Receiver | None = field(default=None, init=False)
     _errors: IO[bytes] | None = field(default=None, init=False)
 
-    def measure(
-        self, group: str, traces: Sequence[str], rounds: int | None = None
-    ) -> list[Verdict]:
-        """Verdicts of all traces, the first of which is the reference. One that ends the process or
-        hangs is left out, and the others race again."""
-        verdicts: list[Verdict] = [Verdict()] * len(traces)
-        left = list(range(len(traces)))
-        while left:
-            given = tuple(traces[k] for k in left)
-            job = Job(group, given, self.target, self.threads, rounds or self.rounds)
-            found = self._ask(job)
-            if isinstance(found, list):
-                for k, v in zip(left, found, strict=True):
-                    verdicts[k] = v
-                return verdicts
-            at, verdict = found
-            verdicts[left[at]] = verdict
-            if at == 0:
-                return verdicts  # nothing to compare with
-            del left[at]
-        return verdicts
-
-    def _ask(self, job: Job) -> list[Verdict] | tuple[int, Verdict]:
-        """What the process found, or which candidate it did not come back from, and how."""
+    def ask(self, job: object) -> list[Any] | tuple[int, Verdict]:
+        """What the process found, or which part of the job it did not come back from, and how."""
         at = 0
         try:
             p = self._started()
@@ -128,3 +104,46 @@ class Measuring:
         if self._errors is not None:
             self._errors.close()
             self._errors = None
+
+
+class Measuring(Process):
+    """Measures traces of groups for a target. One thread at a time."""
+
+    def __init__(
+        self,
+        target: Target,
+        threads: int,
+        rounds: int = 7,
+        patience: float = PATIENCE,
+        program: str = _WORKER,
+    ) -> None:
+        super().__init__(program, patience)
+        self.target, self.threads, self.rounds = target, threads, rounds
+
+    def measure(
+        self,
+        group: str,
+        traces: Sequence[str],
+        rounds: int | None = None,
+        codes: Sequence[bytes] = (),
+    ) -> list[Verdict]:
+        """Verdicts of all traces, the first of which is the reference. One that ends the process or
+        hangs is left out, and the others race again. `codes` are the code of each, where it was
+        made before."""
+        verdicts: list[Verdict] = [Verdict()] * len(traces)
+        left = list(range(len(traces)))
+        while left:
+            given = tuple(traces[k] for k in left)
+            made = tuple(codes[k] for k in left) if codes else ()
+            job = Job(group, given, self.target, self.threads, rounds or self.rounds, made)
+            found = self.ask(job)
+            if isinstance(found, list):
+                for k, v in zip(left, found, strict=True):
+                    verdicts[k] = v
+                return verdicts
+            at, verdict = found
+            verdicts[left[at]] = verdict
+            if at == 0:
+                return verdicts  # nothing to compare with
+            del left[at]
+        return verdicts

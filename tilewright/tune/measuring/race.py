@@ -60,10 +60,12 @@ def race(
     rounds: int = ROUNDS,
     on: Device | None = None,
     begins: Callable[[int], None] = lambda k: None,
+    codes: Sequence[bytes] = (),
     exact: Exact = lambda arguments: (None, 1),
 ) -> list[Verdict]:
     """Verdicts in the order of the nests, the first of which is the reference. `begins` is told
-    before each has a turn: whoever watches knows which one did not come back."""
+    before each has a turn: whoever watches knows which one did not come back. `codes` are the code
+    of each, where it was made before."""
     on = on or device_for(target)
     verdicts: list[Verdict] = [Verdict()] * len(nests)
     runners: list[_Runner] = []
@@ -77,7 +79,7 @@ def race(
     for k, nest in enumerate(nests):
         begins(k)
         try:
-            kernel = on.kernel(nest, target)
+            kernel = on.kernel(nest, target, codes[k] if codes else b"")
         except Exception as why:  # whatever a compiler may raise: the others still race
             verdicts[k] = _failed(why)
             if k == 0:

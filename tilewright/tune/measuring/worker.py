@@ -8,13 +8,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -41,13 +41,15 @@ READY = "ready"
 
 @dataclass(frozen=True)
 class Job:
-    """A group and traces of it as text, the first of which is the reference."""
+    """A group and traces of it as text, the first of which is the reference; `codes` are the code
+    of each (measuring/built.py), where another machine made it."""
 
     group: str
     traces: tuple[str, ...]
     target: Target
     threads: int
     rounds: int
+    codes: tuple[bytes, ...] = ()
 
 
 def found(job: Job, begins: IO[bytes]) -> list[Verdict]:
@@ -69,7 +71,8 @@ def found(job: Job, begins: IO[bytes]) -> list[Verdict]:
         send(begins, numbers[k])
 
     exact = partial(_exact, job)
-    judged = race(nests, job.target, job.rounds, begins=told, exact=exact)
+    codes = [job.codes[k] for k in numbers] if job.codes else ()
+    judged = race(nests, job.target, job.rounds, begins=told, codes=codes, exact=exact)
     for k, v in zip(numbers, judged, strict=True):
         verdicts[k] = v
     return verdicts
@@ -88,7 +91,9 @@ def _exact(job: Job, arguments: Arguments) -> tuple[Sequence[np.ndarray] | None,
     return _known[key]
 
 
-def main() -> None:
+def main(do: Callable[[Any, IO[bytes]], list[Any]] = found) -> None:
+    """Does one job after another, until there is nothing to read. Whole numbers that are sent
+    before a job's list of results say which of its parts begins."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     with suppress(OSError):  # where memory runs out, this is what the system should end
@@ -103,7 +108,7 @@ def main() -> None:
             job = received.receive()
         except EOFError:
             break
-        send(answers, found(job, answers))
+        send(answers, do(job, answers))
     sys.stderr.flush()
     os._exit(0)
 
