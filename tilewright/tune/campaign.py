@@ -21,6 +21,7 @@ from tilewright.tune.measuring.race import Verdict
 from tilewright.tune.records import Record, Records
 from tilewright.tune.search.state import Measured, Model, Search
 from tilewright.tune.space.decision import Plain
+from tilewright.tune.space.space import Space
 from tilewright.tune.tuner import BATCH, Trial, Tuning
 
 # Of what a kernel still loses by the model, the next race is expected to save this part at first.
@@ -41,6 +42,7 @@ class Task:
     search: Callable[[], Search]
     model: Model
     seed: int
+    space: Space | None = None  # where it is not the one that rules derive
     fruitless: int = 0
     races: int = 0
     winner: Trial | None = None
@@ -53,12 +55,13 @@ class Task:
     @cached_property
     def tuning(self) -> Tuning:
         made = (self.target, self.measuring, self.search(), self.model, self.seed)
-        return Tuning(self.group, *made)
+        return Tuning(self.group, *made, self.space)
 
     @property
     def ratio(self) -> float:
         """Of the best so far to the default schedule."""
-        return (self.tuning.state.best()[0].ratio or 1.0) if self.started else 1.0
+        best = self.tuning.state.best() if self.started else []
+        return best[0].ratio or 1.0 if best else 1.0
 
     @property
     def started(self) -> bool:

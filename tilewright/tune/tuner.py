@@ -8,6 +8,7 @@ from random import Random
 
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
+from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.tune.measuring.process import Measuring
@@ -37,7 +38,8 @@ class Trial:
 
 @dataclass
 class Tuning:
-    """A group that is tuned step by step: `step` is one race."""
+    """A group that is tuned step by step: `step` is one race. All are compared with the default
+    schedule, which is a point of the space that rules derive, and need not be one of another."""
 
     group: Group
     target: Target
@@ -55,14 +57,20 @@ class Tuning:
     def __post_init__(self) -> None:
         space = self.space or space_of(self.group, self.target)
         self.state = State(self.group, self.target, space, self.model, Random(self.seed))
-        self.default = self.state.space.replay(self.group, self.state.space.default)
-        self.state.seen.add(self.default.trace)
-        self.state.measured.append(Measured(self.default, 1.0))
+        first = space.replay(self.group, space.default)
+        self._first: list[Point] = []  # raced before the search proposes anything
+        if self.space is None:
+            self.default = first
+            self.state.seen.add(first.trace)
+            self.state.measured.append(Measured(first, 1.0))
+        else:
+            self.default = Point({}, *default_schedule(self.group, self.target))
+            self._first.append(first)
         self._text = group_text(self.group)
 
     def step(self, most: int = BATCH) -> list[Trial]:
         """One race of at most so many points; none where the search has ended."""
-        points = self.search.propose(self.state, most)
+        points = self.state.fresh(self._first) or self.search.propose(self.state, most)
         if not points:
             self.ended = True
             return []
