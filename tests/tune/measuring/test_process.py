@@ -48,9 +48,7 @@ def planted() -> Iterator[Measuring]:
     ],
     ids=["segfault", "in a later turn", "memory", "killed", "wrong", "bug"],
 )
-def test_harm_is_told_of_who_did_it(
-    planted: Measuring, factor: int, fault: str, why: str
-) -> None:
+def test_harm_is_told_of_who_did_it(planted: Measuring, factor: int, fault: str, why: str) -> None:
     first, good, bad, other = planted.measure(GROUP, ["", split(12), split(factor), split(24)])
     assert (bad.fault, bad.seconds) == (fault, None) and why in bad.why
     assert all(v.seconds and not v.fault for v in (first, good, other))

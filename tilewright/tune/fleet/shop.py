@@ -74,6 +74,8 @@ class Shop:
 
     def asked(self, tuning: Tuning, most: int) -> Callable[[], Proposed]:
         """Proposals of a search, by what is known now."""
+        if tuning.state.fresh(tuning.first):  # nothing to search for yet
+            return HERE.asked(tuning, most)
         measured = tuple((m.point.given, m.ratio) for m in tuning.state.measured)
         rng, space = tuning.state.rng.getstate(), str(tuning.state.space)
         known = (tuning.text, tuning.target, space, measured, tuning.search, rng, tuning.model)
