@@ -5,9 +5,9 @@ memory stay as it was?
     python -m tests.tune.long_run --trials 2000 --kills 5 --fake  # times are made up: a minute
 
 The trials are those of all kernels together. The process that tunes is killed (SIGKILL) so many
-times, spread over the run, and started again with the same command. In the end every trial is in the
-records once, every kernel is decided once, and the memory that the processes had after their first
-races is compared with what they had in the end.
+times, spread over the run, and started again with the same command. In the end every trial is in
+the records once, every kernel is decided once, and the memory that the processes had after their
+first races is compared with what they had in the end.
 """
 
 from __future__ import annotations
@@ -72,14 +72,20 @@ def resident() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def tune(path: Path, groups: Sequence[str], trials: int, fake: bool, most: float = 0.0) -> None:
-    """What the process does that is killed: `trials` are of each kernel. Its memory after each race
-    is written beside the records."""
+def campaign_of(
+    path: Path, groups: Sequence[str], trials: int, fake: bool, most: float = 0.0
+) -> Campaign:
     target = default()
     measuring: Measurer = Fake(target, most=most) if fake else Measuring(target, 1, rounds=3)
     kernels = [(text, 1, f"kernel {k}") for k, text in enumerate(groups)]
     tasks = tasks_of(kernels, target, measuring, lambda: search_named("random"), Analytic(), 0)
-    campaign = Campaign(tasks, Records.load(path), trials)
+    return Campaign(tasks, Records.load(path), trials)
+
+
+def tune(path: Path, groups: Sequence[str], trials: int, fake: bool, most: float = 0.0) -> None:
+    """What the process does that is killed: `trials` are of each kernel. Its memory after each race
+    is written beside the records."""
+    campaign = campaign_of(path, groups, trials, fake, most)
     with open(path.with_suffix(".memory"), "a") as told:
         told.write("start\n")
         campaign.resume()
@@ -88,7 +94,7 @@ def tune(path: Path, groups: Sequence[str], trials: int, fake: bool, most: float
             told.flush()
     for _ in campaign.finish():
         pass
-    measuring.close()
+    campaign.tasks[0].measuring.close()
 
 
 @dataclass
