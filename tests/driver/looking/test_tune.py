@@ -25,7 +25,7 @@ from tilewright.tune.measuring.race import Verdict
 from tilewright.tune.models.analytic import Analytic
 from tilewright.tune.records import Records, append
 from tilewright.tune.reproducers import Reproducer
-from tilewright.tune.search import search_named
+from tilewright.tune.search import WAYS, search_named
 
 
 @dataclass
@@ -165,6 +165,13 @@ def test_a_plot() -> None:
     ]
     wide = plot([1.0] * 1000, "us", width=60).splitlines()
     assert max(map(len, wide)) <= 80 and wide[-1].endswith("999 trials")
+
+
+def test_the_help_names_all_searches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["tune", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(name in shown for name in WAYS) and "goes on after Ctrl-C" in shown
 
 
 # ---- tilewright records
