@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewright import ir, language, ops, te, testing
+    from tilewright import ir, language, ops, te, testing, tune
     from tilewright.base import errors
     from tilewright.base.errors import (
         Invalid,
@@ -94,6 +94,7 @@ _MODULES = {
     "ops": "tilewright.ops",
     "te": "tilewright.te",
     "testing": "tilewright.testing",
+    "tune": "tilewright.tune",
 }
 
 __all__ = [
@@ -134,6 +135,7 @@ __all__ = [
     "synchronize",
     "te",
     "testing",
+    "tune",
 ]
 
 

@@ -1,5 +1,8 @@
 """Tensor expressions and schedules in TVM's spelling; see `tilewright.lower` and `.build`."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tilewright.lang.te.expression import (
     Operation,
     Tensor,
@@ -64,6 +67,9 @@ from tilewright.lang.te.scalars import (
 )
 from tilewright.lang.te.schedule import Schedule, create_schedule, thread_axis
 from tilewright.targets import families
+
+if TYPE_CHECKING:
+    from tilewright.driver.te.tune import tune
 
 __all__ = [
     "Expr",
@@ -131,8 +137,17 @@ __all__ = [
     "tanh",
     "thread_axis",
     "trunc",
+    "tune",
     "var",
 ]
 
 # Declares the instructions that `tensorize` knows by name.
 families()
+
+
+def __getattr__(name: str) -> Any:
+    """What tunes is loaded when it is used: expressions and schedules need none of it."""
+    if name != "tune":
+        raise AttributeError(f"module 'tilewright.te' has no attribute {name!r}")
+    found = globals()["tune"] = import_module("tilewright.driver.te.tune").tune
+    return found

@@ -219,7 +219,7 @@ def test_proposals_are_the_same_in_another_process(name: str) -> None:
 
     here, there, other = tuning(), tuning(), SameProcess()
     shop._states.clear()
-    for _ in range(2):  # the second time it is remembered
+    for _ in range(3):  # the default point, then twice: the second time it is remembered
         question = other.asked(there, 2)
         a, b = HERE.asked(here, 2)(), question()
         assert (a.given, a.traces, a.rng) == (b.given, b.traces, b.rng) and a.given

@@ -27,7 +27,7 @@ from tilewright.tune.records import Record, Records
 from tilewright.tune.reproducers import KEPT, Reproducer
 from tilewright.tune.search.state import Measured, Model, Search
 from tilewright.tune.space.decision import Plain
-from tilewright.tune.space.space import Point
+from tilewright.tune.space.space import Point, Space
 from tilewright.tune.tuner import BATCH, FINAL_ROUNDS, Trial, Tuning
 
 T = TypeVar("T")
@@ -51,6 +51,7 @@ class Task:
     search: Callable[[], Search]
     model: Model
     seed: int
+    space: Space | None = None  # where it is not the one that rules derive
     fruitless: int = 0
     races: int = 0
     winner: Trial | None = None
@@ -64,12 +65,13 @@ class Task:
     @cached_property
     def tuning(self) -> Tuning:
         made = (self.target, self.measuring, self.search(), self.model, self.seed)
-        return Tuning(self.group, *made)
+        return Tuning(self.group, *made, self.space)
 
     @property
     def ratio(self) -> float:
         """Of the best so far to the default schedule."""
-        return (self.tuning.state.best()[0].ratio or 1.0) if self.started else 1.0
+        best = self.tuning.state.best() if self.started else []
+        return best[0].ratio or 1.0 if best else 1.0
 
     @property
     def won(self) -> float:
@@ -251,7 +253,8 @@ def _beside(work: Work[T]) -> Future[T]:
 def _record(t: Task, kind: str, trace: Trace, verdict: Verdict | None, **others: Any) -> Record:
     seconds = verdict.seconds if verdict else t.tuning.seconds
     made = Record(kind, *t.key, print_trace(trace), seconds, t.tuning.seconds)
-    return replace(made, version=code_version(), at=round(time.time(), 3), **others)
+    when = {"version": code_version(), "cpu": t.target.cpu, "at": round(time.time(), 3)}
+    return replace(made, **when, **others)
 
 
 def _trial(t: Task, x: Trial, point: Point) -> Record:

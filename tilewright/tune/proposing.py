@@ -37,7 +37,7 @@ class Here:
     """In this thread, at once."""
 
     def asked(self, tuning: Tuning, most: int) -> Callable[[], Proposed]:
-        points = tuning.search.propose(tuning.state, most)
+        points = tuning.state.fresh(tuning.first) or tuning.search.propose(tuning.state, most)
         given = tuple(p.given for p in points)
         traces = tuple(print_trace(p.trace) for p in points)
         made = Proposed(given, traces, tuning.search, tuning.state.rng.getstate())

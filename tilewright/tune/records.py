@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from importlib import import_module
 from math import inf
 from pathlib import Path
 from sys import intern
@@ -23,6 +24,9 @@ from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import Trace, apply, parse_trace
 from tilewright.kernel.text import parse_group
+from tilewright.targets import families
+
+import_module("tilewright.kernel.steps")  # registers all of them: traces name them
 
 FORM = 1  # of the lines
 _OTHER = {"best": "trial", "trial": "best"}
@@ -44,6 +48,7 @@ class Record:
     why: str = ""
     trials: int = 0  # of a best one: how many were measured
     version: str = ""
+    cpu: str = ""  # of the target, for people
     at: float = 0.0  # when it was measured, in seconds since 1970
     form: int = FORM
 
@@ -161,6 +166,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "why": (str,),
     "trials": (int,),
     "version": (str,),
+    "cpu": (str,),
     "at": (float, int),
     "form": (int,),
 }
@@ -210,6 +216,7 @@ def rewrite(path: Path, records: Iterable[Record]) -> None:
 
 def checked(records: Iterable[Record]) -> Iterator[tuple[Record, str]]:
     """Each record with what is wrong with it by today's steps; nothing where all is well."""
+    families()  # declares their instructions
     for r in records:
         try:
             r.replayed()

@@ -8,7 +8,9 @@ from random import Random
 
 from tilewright.base.errors import Invalid, Refused
 from tilewright.ir.target import Target
+from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.group import Group
+from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.tune.measuring.measurer import Measurer
@@ -39,7 +41,8 @@ class Trial:
 
 @dataclass
 class Tuning:
-    """A group that is tuned step by step: `step` is one race."""
+    """A group that is tuned step by step: `step` is one race. All are compared with the default
+    schedule, which is a point of the space that rules derive, and need not be one of another."""
 
     group: Group
     target: Target
@@ -58,12 +61,18 @@ class Tuning:
         space = self.space or space_of(self.group, self.target)
         self.state = State(self.group, self.target, space, self.model, Random(self.seed))
         try:
-            self.default = space.replay(self.group, space.default)
+            first = space.replay(self.group, space.default)
         except (Refused, Invalid) as why:
             hint = "give its decisions defaults that lead to a legal schedule"
             raise Invalid(f"its space has no legal point: {why.what}", hint=hint) from None
-        self.state.seen.add(self.default.trace)
-        self.state.measured.append(Measured(self.default, 1.0))
+        self.first: list[Point] = []  # raced before the search proposes anything
+        if self.space is None:
+            self.default = first
+            self.state.seen.add(first.key)
+            self.state.measured.append(Measured(first, 1.0))
+        else:
+            self.default = Point({}, *default_schedule(self.group, self.target))
+            self.first.append(first)
         self.text = group_text(self.group)
         self._usual = print_trace(self.default.trace)
 
@@ -81,8 +90,8 @@ class Tuning:
         """What a race found becomes trials, and the model learns from it."""
         self.search = proposed.search
         self.state.rng.setstate(proposed.rng)
-        replay, applied = self.state.space.replay, self.state.applied
-        points = [replay(self.group, given, applied) for given in proposed.given]
+        applied = self.state.applied = Applied()  # nests of all races would take much memory
+        points = [self.state.space.replay(self.group, x, applied) for x in proposed.given]
         made = self._judged(points, verdicts) if points else []
         if not made:
             self.ended = True

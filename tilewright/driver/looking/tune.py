@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tilewright.base import knobs
-from tilewright.base.errors import Invalid, TilewrightError
+from tilewright.base.errors import Invalid, TilewrightError, require
 from tilewright.driver.looking.curves import best_so_far, page_of, plot, time_text
 from tilewright.driver.looking.fleet import means
 from tilewright.driver.looking.tables import count, new_table, rendered
@@ -50,6 +50,7 @@ def tune(
 ) -> int:
     """Tune the kernels of a program, and tell what was gained. Ctrl-C ends the search: what was
     found is decided on, or left for the next run where there is another Ctrl-C."""
+    require(minutes > 0, f"{minutes:g} minutes are no time", hint="such as --minutes 10")
     search_named(search)  # or a word about it before anything is measured
     known = Records.load(records or knobs.records_file())
     _told(known, console)
@@ -204,8 +205,7 @@ def list_records(path: Path, console: Console, best: bool) -> int:
     for r in rows:
         shown = [time_text(x) if x is not None else r.fault or "–" for x in (r.usual, r.seconds)]
         gain = f"{1 / r.ratio:.2f}×" if r.ratio else "–"
-        target = r.target.split()[0] if r.target.split() else r.target
-        table.add_row(r.kind, _called(r.group), target, str(r.threads), *shown, gain)
+        table.add_row(r.kind, _called(r.group), r.cpu or r.target, str(r.threads), *shown, gain)
     print(rendered(table))
     _told(found, console)
     return 0
@@ -233,10 +233,15 @@ def check_records(path: Path, console: Console) -> int:
     found, bad = Records.load(path), 0
     if not found.records and not found.problems:
         raise Invalid(f"there are no records in {path}", hint="`tilewright tune` makes some")
+    refused: dict[str, int] = {}
     for r, why in checked(found.records):
         if why:
             bad += 1
-            console.print(f"{_called(r.group)}: {why}", highlight=False, markup=False)
+            said = f"{_called(r.group)}: {why}"
+            refused[said] = refused.get(said, 0) + 1
+    for said, n in refused.items():
+        times = f" ({n} times)" if n > 1 else ""
+        console.print(f"{said}{times}", highlight=False, markup=False, soft_wrap=True)
     _told(found, console)
     total = len(found.records)
     console.print(f"{total - bad} of {count(total, 'record')} hold", highlight=False)

@@ -88,12 +88,18 @@ def _for_grid(s: Schedule, target: Target) -> tuple[Trace, Nest]:
     return (*trace, last), last.apply(nest)
 
 
-def _target(target: str | Target | None) -> Target:
+def target_of(target: str | Target | None) -> Target:
     target = None if target == "llvm" else target
     chosen = default() if target is None else get(target) if isinstance(target, str) else target
     if not isinstance(chosen, Target):
         raise Invalid(f"{target!r} is no target", hint='give a name such as "host"')
     return chosen
+
+
+def runs_here(target: Target) -> None:
+    """An error where code for a target is for another kind of processor."""
+    if target.grid is None and target.arch != host().arch:
+        raise Invalid(f"{target.name} is not the architecture of this machine: it cannot run here")
 
 
 def lower(
@@ -108,7 +114,7 @@ def lower(
         raise Invalid(f"{s!r} is no schedule", hint="make one with te.create_schedule(C.op)")
     if isinstance(args, Tensor) or not isinstance(args, Sequence):
         raise Invalid(f"the arguments are {args!r}, not a list", hint="write [A, B, C]")
-    return Lowered(s, args, simple_mode, None if target is None else _target(target))
+    return Lowered(s, args, simple_mode, None if target is None else target_of(target))
 
 
 class Built:
@@ -240,11 +246,10 @@ def _span(a: Any, b: Buffer, sizes: dict[str, int]) -> tuple[int, int]:
 def build(s: Schedule, args: Sequence[Tensor], target: str | Target | None = None) -> Any:
     """The schedule as a native function of this machine, which TVM calls "llvm"; for a target such
     as "cuda:90", as a function of CUDA tensors."""
-    chosen = _target(target)
+    chosen = target_of(target)
     if chosen.grid is not None:
         lowered = lower(s, args, target=chosen)
         side = torch_side("tilewright.driver.program.grid_run", f"a function for {chosen.name}")
         return side.GridFunction(lowered.nest, lowered.arguments, chosen)
-    if chosen.arch != host().arch:
-        raise Invalid(f"{chosen.name} is not the architecture of this machine: it cannot run here")
+    runs_here(chosen)
     return Built(lower(s, args), chosen)

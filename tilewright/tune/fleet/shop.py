@@ -27,7 +27,7 @@ from tilewright.tune.measuring import worker
 from tilewright.tune.measuring.built import built
 from tilewright.tune.measuring.process import Process
 from tilewright.tune.measuring.race import Verdict
-from tilewright.tune.proposing import Proposed
+from tilewright.tune.proposing import HERE, Proposed
 from tilewright.tune.search.state import Measured, Model, Search, State
 from tilewright.tune.space.decision import Assignment
 from tilewright.tune.space.space import parse_space
@@ -74,6 +74,8 @@ class Shop:
 
     def asked(self, tuning: Tuning, most: int) -> Callable[[], Proposed]:
         """Proposals of a search, by what is known now."""
+        if tuning.state.fresh(tuning.first):  # nothing to search for yet
+            return HERE.asked(tuning, most)
         measured = tuple((m.point.given, m.ratio) for m in tuning.state.measured)
         rng, space = tuning.state.rng.getstate(), str(tuning.state.space)
         known = (tuning.text, tuning.target, space, measured, tuning.search, rng, tuning.model)
@@ -173,7 +175,7 @@ def _state(q: Question) -> State:
     for given, ratio in q.measured[len(state.measured) :]:
         point = state.space.replay(state.group, given, state.applied)
         state.measured.append(Measured(point, ratio))
-    state.seen = {m.point.trace for m in state.measured}
+    state.seen = {m.point.key for m in state.measured}
     state.model = q.model
     state.rng.setstate(q.rng)
     return state

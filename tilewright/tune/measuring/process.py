@@ -22,6 +22,8 @@ _WORKER = "from tilewright.tune.measuring.worker import main; main()"
 _ROOT = Path(__file__).resolve().parents[3]  # where the package lies
 # Seconds that one candidate may take to compile and run for the first time, or for a turn.
 PATIENCE = 60.0
+# And the process to start.
+START = 60.0
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Process:
     program: str  # Python that it runs
     patience: float = PATIENCE
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _answers: Receiver | None = field(default=None, init=False)
     _errors: IO[bytes] | None = field(default=None, init=False)
 
     def ask(self, job: object) -> list[Any] | tuple[int, Verdict]:
@@ -39,11 +42,10 @@ class Process:
         at = 0
         try:
             p = self._started()
-            assert p.stdin is not None and p.stdout is not None
+            assert p.stdin is not None and self._answers is not None
             send(p.stdin, job)
-            answers = Receiver(p.stdout)
             while True:
-                got = answers.receive(self.patience)
+                got = self._answers.receive(self.patience)
                 if isinstance(got, list):
                     return got
                 at = got
@@ -88,6 +90,9 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
             )
+            assert self._process.stdout is not None
+            self._answers = Receiver(self._process.stdout)
+            self._answers.receive(max(START, self.patience))
         return self._process
 
     def close(self) -> None:

@@ -35,6 +35,8 @@ import_module("tilewright.kernel.steps")  # registers all of them: traces name t
 
 # Seconds between looks at whether the process that started this one is still there.
 LOOKS = 1.0
+# The first message: what follows is not the time of a start.
+READY = "ready"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def main(do: Callable[[Any, IO[bytes]], list[Any]] = found) -> None:
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything else prints is no answer
     received = Receiver(jobs)
+    send(answers, READY)
     while True:
         try:
             job = received.receive()

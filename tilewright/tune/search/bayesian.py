@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.base.errors import MissingExtra
-from tilewright.tune.search.state import State
-from tilewright.tune.space.space import Point
+from tilewright.tune.search.state import P, Progress
 
 # Suggestions for each point that is wanted: some are illegal, or known already.
 PATIENCE = 20
@@ -20,7 +19,7 @@ class Bayesian:
     _study: Any = field(default=None, init=False)
     _told: int = field(default=0, init=False)
 
-    def propose(self, state: State, count: int) -> list[Point]:
+    def propose(self, state: Progress[P], count: int) -> list[P]:
         optuna = _optuna()
         if self._study is None:
             sampler = optuna.samplers.TPESampler(seed=state.rng.randrange(1 << 31))
@@ -36,7 +35,7 @@ class Bayesian:
                 optuna.trial.create_trial(params=given, distributions=kinds, value=value)
             )
         self._told = len(state.measured)
-        found: list[Point] = []
+        found: list[P] = []
         for _ in range(PATIENCE * count):
             if len(found) == count:
                 break

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from tilewright.tune.search.state import State
+from tilewright.tune.search.state import P, Progress
 from tilewright.tune.space.decision import Assignment
-from tilewright.tune.space.space import Point
 
 
 @dataclass
 class Descent:
     name: str = "descent"
 
-    def propose(self, state: State, count: int) -> list[Point]:
+    def propose(self, state: Progress[P], count: int) -> list[P]:
         given = [m.point.given for m in state.best(len(state.measured))] or [state.space.default]
         for start in given:
             found = state.fresh(map(state.point, _around(state, start)))
@@ -24,7 +24,7 @@ class Descent:
         return []
 
 
-def _around(state: State, given: Assignment) -> Iterator[Assignment]:
+def _around(state: Progress[Any], given: Assignment) -> Iterator[Assignment]:
     """All assignments that differ in one decision, ordered ones by up to two steps."""
     for name, value in state.space.relevant(given).items():
         d = state.space.named[name]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.tune.search.state import State
-from tilewright.tune.space.space import Point
+from tilewright.tune.search.state import P, Progress
 
 # Draws for each point that is wanted: many are illegal, or known already.
 PATIENCE = 20
@@ -15,8 +14,8 @@ PATIENCE = 20
 class Random:
     name: str = "random"
 
-    def propose(self, state: State, count: int) -> list[Point]:
-        found: list[Point] = []
+    def propose(self, state: Progress[P], count: int) -> list[P]:
+        found: list[P] = []
         for _ in range(PATIENCE * count):
             if len(found) == count:
                 break

@@ -1,17 +1,20 @@
-"""What a search knows: the space, what was measured, and a model that guesses the rest."""
+"""What a search knows: the space, what was measured, and a model that guesses the rest.
+
+A search needs no more of a point than its assignment and what tells it from others (`Candidate`):
+the same ones find schedules of a group and constants of a tile kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Loop, Nest, Store, walk
-from tilewright.kernel.step import Trace
 from tilewright.tune.space.decision import Assignment, Decision, Plain
 from tilewright.tune.space.draft import WRITTEN_OUT
 from tilewright.tune.space.space import Point, Space
@@ -33,64 +36,66 @@ class Model(Protocol):
     def learn(self, group: Group, measured: Sequence[Measured], target: Target) -> None: ...
 
 
+class Candidate(Protocol):
+    """A point of a space, as far as a search looks at it."""
+
+    @property
+    def given(self) -> Assignment: ...
+
+    @property
+    def key(self) -> Hashable: ...
+
+
+P = TypeVar("P", bound=Candidate)
+
+
 @dataclass(frozen=True)
-class Measured:
+class Measured(Generic[P]):
     """A point, and its seconds relative to those of the default schedule in the same race; None
     where it has none: it was refused, wrong, crashed or hung."""
 
-    point: Point
+    point: P
     ratio: float | None
 
 
-@dataclass
-class State:
-    """One group's search. The same seed and the same measurements give the same proposals."""
+class Progress(ABC, Generic[P]):
+    """How far a search has come, and how it makes points: all that a search is given."""
 
-    group: Group
-    target: Target
     space: Space
-    model: Model
     rng: Random
-    applied: Applied = field(default_factory=Applied)
-    measured: list[Measured] = field(default_factory=list)
-    seen: set[Trace] = field(default_factory=set)
-    drawn: int = 0
+    measured: list[Measured[P]]
+    seen: set[Hashable]
 
-    def draw(self, prefer: Callable[[Decision], Sequence[Plain]] | None = None) -> Point | None:
-        """A legal point at random that is not too long to compile."""
-        self._forget()
-        found = self.space.draw(self.group, self.rng, prefer, self.applied)
-        return found if found is not None and fits(found.nest) else None
+    @abstractmethod
+    def draw(self, prefer: Callable[[Decision], Sequence[Plain]] | None = None) -> P | None:
+        """A legal point at random; None where none was found."""
 
-    def point(self, given: Assignment) -> Point | None:
-        """The point of an assignment, if it is legal and not too long to compile."""
-        self._forget()
-        found = self.space.legal(self.group, given, self.applied)
-        return found if found is not None and fits(found.nest) else None
+    @abstractmethod
+    def point(self, given: Assignment) -> P | None:
+        """The point of an assignment, if it is legal."""
 
-    def _forget(self) -> None:
-        self.drawn += 1
-        if self.drawn * len(self.space.steps) > MOST_APPLIED:
-            self.applied, self.drawn = Applied(), 0
+    @abstractmethod
+    def scores(self, points: Sequence[P]) -> Sequence[float]:
+        """By the model; less is better."""
 
-    def fresh(self, points: Iterable[Point | None]) -> list[Point]:
+    def fresh(self, points: Iterable[P | None]) -> list[P]:
         """Those that are points, neither measured nor proposed before, nor twice among these."""
-        out: dict[Trace, Point] = {}
+        out: dict[Hashable, P] = {}
         for p in points:
-            if p is not None and p.trace not in self.seen:
-                out.setdefault(p.trace, p)
+            if p is not None and p.key not in self.seen:
+                out.setdefault(p.key, p)
         return list(out.values())
 
-    def best(self, count: int = 1) -> list[Measured]:
+    def best(self, count: int = 1) -> list[Measured[P]]:
         """The fastest that were measured."""
         known = [m for m in self.measured if m.ratio is not None]
         return sorted(known, key=lambda m: m.ratio or 0.0)[:count]
 
-    def ranked(self, points: Sequence[Point]) -> list[Point]:
+    def ranked(self, points: Sequence[P]) -> list[P]:
         """By the model, the best first."""
         if not points:
             return []
-        scores = self.model.scores(self.group, points, self.target)
+        scores = self.scores(points)
         order = sorted(range(len(points)), key=lambda k: (scores[k], k))
         return [points[k] for k in order]
 
@@ -111,13 +116,48 @@ class State:
         return self.rng.choice([v for k, v in enumerate(d.values) if k != at])
 
 
+@dataclass
+class State(Progress[Point]):
+    """One group's search. The same seed and the same measurements give the same proposals."""
+
+    group: Group
+    target: Target
+    space: Space
+    model: Model
+    rng: Random
+    applied: Applied = field(default_factory=Applied)
+    measured: list[Measured[Point]] = field(default_factory=list)
+    seen: set[Hashable] = field(default_factory=set)
+    drawn: int = 0
+
+    def draw(self, prefer: Callable[[Decision], Sequence[Plain]] | None = None) -> Point | None:
+        """A legal point at random that is not too long to compile."""
+        self._forget()
+        found = self.space.draw(self.group, self.rng, prefer, self.applied)
+        return found if found is not None and fits(found.nest) else None
+
+    def point(self, given: Assignment) -> Point | None:
+        """The point of an assignment, if it is legal and not too long to compile."""
+        self._forget()
+        found = self.space.legal(self.group, given, self.applied)
+        return found if found is not None and fits(found.nest) else None
+
+    def scores(self, points: Sequence[Point]) -> Sequence[float]:
+        return self.model.scores(self.group, points, self.target)
+
+    def _forget(self) -> None:
+        self.drawn += 1
+        if self.drawn * len(self.space.steps) > MOST_APPLIED:
+            self.applied, self.drawn = Applied(), 0
+
+
 class Search(Protocol):
     """A way to search: says which points to measure next. An empty answer ends the search."""
 
     @property
     def name(self) -> str: ...
 
-    def propose(self, state: State, count: int) -> list[Point]: ...
+    def propose(self, state: Progress[P], count: int) -> list[P]: ...
 
 
 def fits(nest: Nest) -> bool:

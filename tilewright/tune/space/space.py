@@ -107,6 +107,11 @@ class Point:
     trace: Trace
     nest: Nest
 
+    @property
+    def key(self) -> Trace:
+        """What tells points apart: assignments that lead to the same steps are one point."""
+        return self.trace
+
 
 @dataclass(frozen=True)
 class Space:
