@@ -347,6 +347,21 @@ def test_threads_of_local_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert looking.local_threads(2) == 3
 
 
+def test_which_target_of_a_fleet() -> None:
+    arm, small, large = (targets.get(n) for n in ("arm64", "x86-64-v3", "x86-64-v4"))
+    gpu = targets.get("cuda:90")
+    chosen = looking.chosen_target
+    assert chosen([arm, large], large, None) is large
+    assert chosen([arm, gpu, arm], large, None) is arm, "the only processor there is"
+    assert chosen([arm, gpu], large, "cuda:90") is gpu
+    assert chosen([arm, large], large, arm.key()[:6]) is arm
+    with pytest.raises(Invalid, match="no worker has this machine's target, and 2 of them"):
+        chosen([arm, large], small, None)
+    with pytest.raises(Invalid, match=r"'x' names none of the fleet's targets") as found:
+        chosen([arm], small, "x")
+    assert f"there are: arm64 {arm.key()}" in str(found.value)
+
+
 def test_an_actor_takes_one_race_at_a_time() -> None:
     inside, go = threading.Event(), threading.Event()
 
