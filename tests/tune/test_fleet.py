@@ -330,6 +330,24 @@ def test_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
 
+def test_an_answer_of_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "_ray", lambda: None)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+
+        def answer() -> None:
+            there, _ = other.accept()
+            with there:
+                there.recv(100)
+                there.sendall(b"HTTP/1.1 400 Bad request")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(Invalid, match="is no cluster of Ray"), on_ray.connected(address):
+            pass
+
+
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise ImportError(name)
