@@ -148,11 +148,15 @@ def test_who_is_left_out_is_told() -> None:
     elsewhere = FakeWorker("elsewhere", facts(other))
     small = FakeWorker("small", facts(threads=1))
     good = FakeWorker("good")
-    made = Pool(TARGET, those(old, elsewhere, small, good), 2, said.append)
+    broken = FakeWorker("broken", Facts("there", (), 0, "", "it does not start"))
+    made = Pool(TARGET, those(old, elsewhere, small, good, broken), 2, said.append)
     assert made.count == 1 and made.threads == 2
     assert said[0].startswith("old is left out: it has another version of tilewright (0123, not ")
     assert f"elsewhere is left out: it runs code for {other.name}, not for x86-64-v3" in said[1]
-    assert said[2] == "small is left out: it has 1 threads, not 2"
+    assert said[2:] == [
+        "small is left out: it has 1 threads, not 2",
+        "broken is left out: it does not start",
+    ]
     with pytest.raises(Invalid, match="no worker of the fleet measures code for x86-64-v3; old:"):
         Pool(TARGET, those(old))
 

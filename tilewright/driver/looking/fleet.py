@@ -113,6 +113,9 @@ def show(address: str, console: Console) -> int:
             raise Invalid(f"the fleet at {address} has no workers", hint=hint)
         table = new_table("machine", "target", "threads", "state", "races")
         for w in workers:
+            if w.facts.problem:
+                table.add_row(w.name, "–", "–", w.facts.problem, "–")
+                continue
             names = ", ".join(f"{t.name} {t.key()}" for t in map(Target.parse, w.facts.targets))
             status = w.status()
             state = "free" if status.racing is None else f"in a race for {status.racing:.0f} s"

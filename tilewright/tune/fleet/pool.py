@@ -34,6 +34,7 @@ class Facts:
     targets: tuple[str, ...]
     threads: int
     version: str
+    problem: str = ""  # why it does not work at all
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -122,6 +123,8 @@ class Pool:
                     self._tell(f"{w.name} is left out: {why}")
 
     def _unfit(self, facts: Facts) -> str:
+        if facts.problem:
+            return facts.problem
         if facts.version != code_version():
             return f"it has another version of tilewright ({facts.version}, not {code_version()})"
         if self.target.key() not in facts.keys:
