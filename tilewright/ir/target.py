@@ -93,6 +93,8 @@ class Target:
     memory_bandwidth: int = 7
     region: int = 8000
     mhz: int = 3000
+    # So many iterations before they are used, operands that no cache holds are prefetched; 0: never.
+    prefetch: int = 1
     # Were these numbers measured, and schedules ranked by them found to be no slower?
     rated: bool = False
     # Instructions that default schedules multiply with, the best first; targets/ declares them.
@@ -113,6 +115,8 @@ class Target:
         rates = "load_ports issue l2_bandwidth l3_bandwidth memory_bandwidth region mhz stack"
         for field in f"{counts} {rates}".split():
             require(getattr(self, field) > 0, f"{field} of target {self.name} must be positive")
+        ahead = f"prefetch of target {self.name} is {self.prefetch}, fewer than no iterations"
+        require(self.prefetch >= 0, ahead)
         for feature in self.features:
             require(
                 feature[:1] in ("+", "-") and len(feature) > 1 and "," not in feature,
