@@ -1,4 +1,4 @@
-"""Numbers of this machine that were measured: a file that targets read, or pass over with a word."""
+"""What was measured of this machine: a file that targets read, or pass over with a word."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Target:
     memory_bandwidth: int = 7
     region: int = 8000
     mhz: int = 3000
-    # So many iterations before they are used, operands that no cache holds are prefetched; 0: never.
+    # Operands that no cache holds are prefetched so many iterations ahead; 0: never.
     prefetch: int = 1
     # Were these numbers measured, and schedules ranked by them found to be no slower?
     rated: bool = False

@@ -1,8 +1,8 @@
 """What was measured of this machine: a small file beside the cache, which the host's target reads.
 
-`tilewright calibrate` writes it (tune/calibration/). There is one file for each processor and number
-of cores, so that machines may share a folder, and a file may be copied to machines of the same kind.
-A file that cannot be used is passed over, with a word in the log.
+`tilewright calibrate` writes it (tune/calibration/). There is one file for each processor and
+number of cores, so that machines may share a folder, and a file may be copied to machines of the
+same kind. A file that cannot be used is passed over, with a word in the log.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Measured:
     def applied(self, guess: Target) -> Target:
         """The target with these numbers in the place of guesses."""
         tiles = guess.tiles if self.tiles is None else self.tiles
-        return replace(guess, **self.numbers, tiles=tiles, rated=self.rated)
+        fields: dict[str, Any] = dict(self.numbers)
+        return replace(guess, **fields, tiles=tiles, rated=self.rated)
 
     def text(self) -> str:
         tiles = None if self.tiles is None else [t.text() for t in self.tiles]
