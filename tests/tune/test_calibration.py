@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.steps.split import Split
+from tilewright.llvm.objects import assembly
 from tilewright.runtime.program_data import KernelInfo
 from tilewright.targets.measured import Measured, machine_of, path_of
 from tilewright.tune.calibration import check, code, numbers, products
@@ -407,8 +409,38 @@ def test_a_broken_file_is_shown(commanded: Path, capsys: pytest.CaptureFixture[s
 # ---- this machine
 
 
+@pytest.mark.parametrize("name", [n for n in targets.names() if targets.get(n).grid is None])
+def test_loops_are_as_they_are_written(name: str) -> None:
+    """Nothing is left out, unrolled or spilled, for any processor."""
+    t = targets.get(name)
+    text = assembly(code.module(t), t)
+
+    def loop(name: str) -> list[str]:
+        lines = text.split(f"\n{name}:")[1].split("\n.LBB")[1].splitlines()[1:]
+        end = next(k for k, line in enumerate(lines) if ".LBB" in line)  # the branch back
+        return [line.strip() for line in lines[:end]]
+
+    chain, sums = loop("add"), loop("sum")
+    assert not any("(%rsp)" in x or "[sp" in x for x in (*chain, *sums))
+    assert sum(x.startswith(("xor", "eor", "add")) for x in chain) >= code.CHAIN
+    assert len(chain) <= code.CHAIN + 2 and len(sums) <= code.chains(t) + 3
+    if t.has_fma:
+        assert sum(x.startswith(("vfma", "fmla")) for x in sums) == code.chains(t)
+
+
+def test_operands_stay_as_they_are() -> None:
+    machine = Native(targets.guessed_host())
+    try:
+        for kind in ("add", "wait", "sum", "mix"):
+            machine.seconds(Probe(kind))
+        at = machine._at("", 4096, 0)
+        numbers_ = np.frombuffer((ctypes.c_float * (code.RESULT // 4)).from_address(at), np.float32)
+        assert (numbers_ == 1).all()
+    finally:
+        machine.close()
+
+
 def test_native_probes_run() -> None:
-    """Each loop does what it says it does: nothing is left out of it, and time grows with work."""
     guess = targets.guessed_host()
     machine = Native(guess)
     try:

@@ -132,7 +132,7 @@ class Native:
             if kind == "chase":
                 _circle(owner, at, size)
             else:
-                owner[start : start + size].view(np.float32)[:] = 0.5
+                owner[start : start + size].view(np.float32)[:] = 1.0
             found = self._memory[key] = owner, at, size
         return found[1]
 
