@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ def test_numbers_replace_guesses() -> None:
     assert (made.mhz, made.l2_bandwidth, made.prefetch, made.rated) == (2500, 30, 2, True)
     assert made.tiles == FOUND.tiles and made.l3 == GUESS.l3
     assert made.key() != GUESS.key() and made.codegen_key() == GUESS.codegen_key()
+
+
+def test_times_stay_true_when_estimates_change() -> None:
+    assert FOUND.applied(GUESS).machine_key() == GUESS.machine_key()
+    assert replace(GUESS, cores=GUESS.cores + 1).machine_key() != GUESS.machine_key()
+    keys = {targets.get(name).machine_key() for name in targets.names()[1:]}
+    assert len(keys) == len(targets.names()) - 1
 
 
 def test_the_host_has_them_from_then_on(folder: Path) -> None:

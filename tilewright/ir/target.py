@@ -181,8 +181,13 @@ class Target:
 
     @cached_property
     def _key(self) -> str:
-        body = self.text().partition("\n")[2]
-        return hashlib.sha256(body.encode()).hexdigest()[:16]
+        return _hashed(self.text().partition("\n")[2])
+
+    def machine_key(self) -> str:
+        """A short identity of what runs the code, whatever is estimated of it: times that were
+        measured on a machine stay true when its numbers for estimates change."""
+        grid = "\n".join(_grid_lines(self.grid)) if self.grid is not None else ""
+        return _hashed(f"{self.codegen_key()}\n{self.cores} cores\n{grid}")
 
     def text(self) -> str:
         """The printed form: `target NAME`, then one line per field."""
@@ -222,6 +227,10 @@ class Target:
         missing = [name for name in needed if name not in values]
         require(not missing, f"the text of target {head[1]} lacks {', '.join(missing)}")
         return cls(head[1], **own, grid=Grid(**grid) if grid else None)
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _grid_lines(grid: Grid) -> list[str]:
