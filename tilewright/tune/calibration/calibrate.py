@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from tilewright import __version__
+from tilewright.base.cache import code_version
 from tilewright.ir.target import Target
 from tilewright.llvm.objects import LLVM_VERSION
 from tilewright.targets.measured import Measured, machine_of
@@ -81,7 +81,7 @@ def calibrate(
         datetime.now(UTC).isoformat(timespec="minutes"),
         {n.name: n.kept for n in found if n.kept},
         seen | _said(before, after),
-        {"tilewright": __version__, "llvm": LLVM_VERSION},
+        {"tilewright": code_version(), "llvm": LLVM_VERSION},
     )
     return Calibration(measured, tuple(found), before, after, doubts)
 
