@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from tilewright import rewrites
-from tilewright.ir.node import Graph, Node, topological
+from tilewright.ir.node import Graph, Input, Node, topological
 from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
 from tilewright.rewrites.proofs.equality import nodes_equal
@@ -114,8 +114,11 @@ def _saturated(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule
         found.applied[why.rule] += classes.join(n, other, why)
     classes.settle()
     left = max(until - time.monotonic(), budget.seconds / 4)
-    cost = replace(cost, constant=constant_classes(classes))
-    chosen = cheapest(classes, graph.outputs, cost, left, choices=budget.choices)
+    constant = constant_classes(classes)
+    cost = replace(cost, constant=constant)
+    inputs = (n for n in classes if any(isinstance(m.op, Input) for m in classes.members(n)))
+    free = constant.union(inputs)
+    chosen = cheapest(classes, graph.outputs, cost, left, choices=budget.choices, free=free)
     ended = "seconds" if chosen.late else found.ended
     return _Explored(chosen.roots, chosen.best, ended, len(classes), found.applied, classes)
 
