@@ -33,6 +33,7 @@ from tilewright.superopt.search import (
     mined_rules,
     search,
     searched_merges,
+    searched_orders,
     searched_rules,
 )
 from tilewright.superopt.search_pass import Search
@@ -204,7 +205,8 @@ def assert_right(found: Found) -> None:
     graph = found.given
     assert_same(graph, found.graph)
     classes = Classes((*graph.outputs, *found.graph.outputs))
-    known = {r.label for r in searched_rules()} | {m.name for m in searched_merges()}
+    known = {r.label for r in (*searched_rules(), *searched_orders().values())}
+    known |= {m.name for m in searched_merges()}
     for step in found.proof:
         assert step.rule in known
         classes.add(step.before), classes.add(step.after)
@@ -346,7 +348,8 @@ def test_the_way_is_an_option() -> None:
 
 
 def test_a_clock_that_ends_a_search_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches, "_found", {})  # nothing was searched before
+    for table in ("_found", "_equal"):
+        monkeypatch.setattr(searches, table, {})  # nothing was searched before
     log = Log()
     Search(seconds=0).on(targets.default()).apply(graph_of(gates()), log)
     assert any("0 seconds ended the search of 1 of 1 pieces" in e.message for e in log.events)

@@ -9,9 +9,9 @@ other attributes must be those of the equality.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from math import isfinite
 from typing import Any
 
@@ -30,17 +30,24 @@ from tilewright.superopt.vocabulary import Bound, Instance
 # Attributes that an equality found with one value may hold of with others.
 SETTINGS = ("stride", "padding", "dilation", "kernel", "divisor", "lo", "hi")
 
+BACK = ", back"  # after the name of a rule from right to left
+
 Setting = tuple[str, Any]  # an attribute and the value that an equality has
 Settings = tuple[tuple[Setting, Any], ...]  # and another value in its place
 
 
 def rules_of(e: Equality, name: str) -> list[Rule]:
     """From left to right and back, where a side has all leaves of the other."""
-    sides = ((e.left, e.right, name), (e.right, e.left, f"{name}, back"))
+    sides = ((e.left, e.right, name), (e.right, e.left, f"{name}{BACK}"))
     several = _with_several(e)
     return [
         Rule(
-            called, _pattern(a, several), _Direction(e, back).apply, changes="rounding", dtypes="f"
+            called,
+            _pattern(a, several),
+            _Direction(e, back).apply,
+            changes="rounding",
+            dtypes="f",
+            at=_along_its_axes(a),
         )
         for back, (a, b, called) in enumerate(sides)
         if isinstance(a, Term) and set(leaves(b)) <= set(leaves(a))
@@ -71,6 +78,20 @@ def of_several(rule: Rule) -> Rule | None:
     return replace(rule, name=f"{rule.name}, of several", left=several, right=folded)
 
 
+def _along_its_axes(t: Term) -> Callable[[Node], bool] | None:
+    """Has an operator the axes of the term's, counted from the end?"""
+    named = [(k, v) for k, v in t.instance.attributes if k in ("axis", "axes", "perm")]
+    kind = kind_of(t.operands[0]) if named else None
+    if kind is None or t.instance.name == Item.name:
+        return None
+
+    def along(n: Node) -> bool:
+        more = n.inputs[0].rank - len(kind)
+        return more >= 0 and all(getattr(n.op, k) == _moved(k, v, more) for k, v in named)
+
+    return along
+
+
 def _pattern(t: Tree, several: set[str]) -> Pattern:
     if isinstance(t, Leaf):
         return Var(t.name)
@@ -89,23 +110,9 @@ class _Direction:
     equality: Equality
     back: int
 
-    @cached_property
-    def _moves(self) -> bool:
-        """Does every element stay the same number, moved only?"""
-        sides = self.equality.nodes(Sizes.symbolic(self.equality.symbols))
-        return nodes_equal(*sides, "bits")
-
     def apply(self, m: Match) -> Node | None:
         bound = {x.name: m.bindings[x.name] for x in self.equality.leaves}
-        dtype = m.root.dtype
-        if not dtype.is_float or any(n.dtype is not dtype for n in bound.values()):
-            return None
-        # What is rounded to 16 bits on its way could leave their range on another one.
-        if dtype.bits < 32 and not self._moves:
-            return None
-        if any((v := filled_value(n)) is not None and not isfinite(v) for n in bound.values()):
-            return None
-        found = fitted(self.equality, self.back, m.nodes, bound)
+        found = holding(self.equality, self.back, m.nodes, bound)
         if found is None:
             return None
         e, sizes = found
@@ -113,6 +120,27 @@ class _Direction:
         if not fits(old, iter(m.nodes), sizes):
             return None
         return _built(new, bound, sizes)
+
+
+@cache
+def _moves(e: Equality) -> bool:
+    """Does every element stay the same number, moved only?"""
+    return nodes_equal(*e.nodes(Sizes.symbolic(e.symbols)), "bits")
+
+
+def holding(
+    e: Equality, back: int, matched: Sequence[Node], bound: Mapping[str, Node]
+) -> tuple[Equality, Sizes] | None:
+    """What `fitted` gives, where floats can follow: of one dtype, and finite."""
+    dtype = matched[0].dtype
+    if not dtype.is_float or any(n.dtype is not dtype for n in bound.values()):
+        return None
+    # What is rounded to 16 bits on its way could leave their range on another one.
+    if dtype.bits < 32 and not _moves(e):
+        return None
+    if any((v := filled_value(n)) is not None and not isfinite(v) for n in bound.values()):
+        return None
+    return fitted(e, back, matched, bound)
 
 
 def fitted(

@@ -86,7 +86,7 @@ def _reachable(
     while stack:
         c = stack.pop()
         for m in classes.members(c):
-            if c in free and not free.issuperset(m.inputs):
+            if c in free and any(x not in free for x in m.inputs):
                 continue
             costs[m] = cost(m)
             for x in m.inputs:
