@@ -219,9 +219,7 @@ class Classes:
         """The member that a node is: its operator on the leaders of its operands, in the order in
         which there is one."""
         leaders = tuple(map(self.leader, n.inputs))
-        if leaders == n.inputs and n in self._up:
-            return n
-        made = node(n.op, *leaders)
+        made = n if leaders == n.inputs else node(n.op, *leaders)
         if n.op.commutative and made not in self._up:
             swapped = node(n.op, *leaders[::-1])
             return swapped if swapped in self._up else made
