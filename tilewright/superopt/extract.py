@@ -46,7 +46,7 @@ def cheapest(
     cost: Cost,
     seconds: float = 60.0,
     gap: float = 1e-3,
-    choices: int = 2_000,
+    choices: int = 200,
     free: AbstractSet[Node] = frozenset(),
 ) -> Choice:
     """By integer programming; begins with the choice that pays for each use of a shared node. At

@@ -23,6 +23,7 @@ from tilewright.superopt.terms import Equality, Leaf, Term, Tree
 
 OPERANDS = 10  # of a form
 FORMS = 24  # of a class
+PAIRS = 300  # of operands that rules are asked about in a round
 
 Useful = Callable[[Node], bool]
 """Is there a rule about this sum of two?"""
@@ -110,15 +111,20 @@ class Regrouper:
         gets no members; classes that changed are `near`."""
         name, op = self.rule.operator, OPERATORS[self.rule.operator]()
         forms, order = _Forms(classes, name, known), {c: k for k, c in enumerate(classes)}
+        asked: set[Pair] = set()  # in this round
 
         def together(a: Node, b: Node, whole: Node) -> bool:
-            pair, sum_ = (a, b), node(op, a, b)
-            if pair not in self._useful and (pair not in self._asked or a in near or b in near):
-                elsewhere = classes.find(sum_)
-                shared = elsewhere is not None and not forms.inside(elsewhere)
-                if shared or sum_.shape != whole.shape or useful(sum_):
-                    self._useful.add(pair)
-                self._asked.add(pair)
+            pair = a, b
+            again = pair not in self._asked or a in near or b in near
+            if pair in self._useful or pair in asked or not again or len(asked) >= PAIRS:
+                return pair in self._useful
+            asked.add(pair)
+            self._asked.add(pair)
+            sum_ = node(op, a, b)
+            elsewhere = classes.find(sum_)
+            shared = elsewhere is not None and not forms.inside(elsewhere)
+            if shared or sum_.shape != whole.shape or useful(sum_):
+                self._useful.add(pair)
             return pair in self._useful
 
         def chain(terms: Sequence[Node]) -> Node:

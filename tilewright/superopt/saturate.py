@@ -25,7 +25,7 @@ class Budget:
     rounds: int = 12
     matches: int = 2_000
     alike: int = 64  # members of a class: of a larger one no more are made
-    choices: int = 2_000  # parts of the space of choices that a solver looks at
+    choices: int = 200  # parts of the space of choices that a solver looks at
     graphs: int = 400  # that are taken out of a queue
     worse: float = 1.05  # than the best one: what costs more joins no queue
 

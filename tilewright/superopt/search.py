@@ -259,14 +259,20 @@ def search_pieces(
     by: str = "saturation",
     measured: Measured | None = None,
 ) -> Whole:
-    """A search of each part of at most so many operators. Parts that do the same are one. Seconds
-    are for all of them together."""
+    """A search of each part of at most so many operators. Parts that do the same are one, and one
+    that takes less than a kernel needs to start is left as it is: nobody could measure what is
+    gained. Seconds are for all of them together."""
     until, measured = time.monotonic() + budget.seconds, measured or {}
     first = _remembered(graph, target, budget, "weights", measured)
     parts = pieces(first.graph, most)
     counts = Counter(p.graph for p in parts)
     found: dict[Graph, Found] = {}
+    start = target.region / (target.mhz * 1e6)
     for part in counts:
+        took = _total(part, Seconds(target, measured=measured))
+        if took < start:
+            found[part] = Found(part, part, took, took, True, "little to gain", 0, Counter())
+            continue
         left = max(0.0, until - time.monotonic())
         found[part] = _remembered(part, target, replace(budget, seconds=left), by, measured)
     made: dict[Node, Node] = {}
