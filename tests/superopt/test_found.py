@@ -117,6 +117,14 @@ def branches() -> Node:
     return ops.relu(ops.add(convolved(x, wide, 1, 1), convolved(x, small, 0, 1)))
 
 
+def branches_in_groups() -> Node:
+    """The same, of which each filter sees a part of the channels."""
+    x = tensor("x", 1, 8, 9, 9)
+    wide, small = weight("w", 8, 2, 3, 3), weight("v", 8, 2, 1, 1)
+    one, other = ops.conv(x, wide, padding=1, groups=4), ops.conv(x, small, groups=4)
+    return ops.relu(ops.add(one, other))
+
+
 def among_others() -> Node:
     """Of the parts that are put together, three neighbours are convolutions of one image."""
     x, y = tensor("x", 1, 8, 9, 9), tensor("y", 1, 8, 9, 9)
@@ -179,6 +187,7 @@ CASES: dict[Callable[[], Node], dict[str, int]] = {
     scaled: {"matmul": 1},
     beside: {"conv": 1},
     strided: {"conv": 1, "slice": 2, "relu": 2, "mul": 1},
+    branches_in_groups: {"conv": 1, "relu": 1},
     branches: {"conv": 1, "relu": 1},
     among_others: {"conv": 1, "sin": 1, "cos": 1, "concat": 1},
     activated: {"conv": 1, "relu": 1},

@@ -10,7 +10,7 @@ other attributes must be those of the equality.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import isfinite
 from typing import Any
@@ -19,6 +19,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Item, Node, item, node, topological
+from tilewright.ir.operator import OPERATORS
 from tilewright.ir.pattern import Apply, Match, Pattern, Rest, Rule, Var, filled_value
 from tilewright.ir.types import TupleType
 from tilewright.rewrites.proofs.equality import nodes_equal
@@ -28,7 +29,8 @@ from tilewright.superopt.terms import Equality, Leaf, Term, Tree, as_node, kind_
 from tilewright.superopt.vocabulary import Bound, Instance
 
 # Attributes that an equality found with one value may hold of with others.
-SETTINGS = ("stride", "padding", "dilation", "kernel", "divisor", "lo", "hi")
+GROUPS = "groups"
+SETTINGS = ("stride", "padding", "dilation", "kernel", "divisor", "lo", "hi", GROUPS)
 
 BACK = ", back"  # after the name of a rule from right to left
 
@@ -158,7 +160,12 @@ def fitted(
     if sizes is not None:
         return e, sizes
     names: dict[Dim, str] = {}
-    kinds = tuple(_kind_at(x, bound[x.name], names) for x in e.leaves)
+    if any(name == GROUPS for (name, _), _ in others):  # how channels divide decides: by numbers
+        kinds = tuple(bound[x.name].shape for x in e.leaves)
+        if not all(isinstance(d, int) for k in kinds for d in k):
+            return None
+    else:
+        kinds = tuple(_kind_at(x, bound[x.name], names) for x in e.leaves)
     made = at_kinds(e, kinds, others)
     return None if made is None else (made, Sizes({name: d for d, name in names.items()}))
 
@@ -171,12 +178,19 @@ def _set(t: Tree, matched: Iterator[Node], settings: dict[Setting, Any]) -> bool
     n = _main(matched)
     if n is None:
         return False
-    for name, value in t.instance.attributes:
+    for name, value in _with_groups(t.instance):
         if name in SETTINGS:
             got = getattr(n.op, name)
             if settings.setdefault((name, value), got) != got:
                 return False
     return all(_set(x, matched, settings) for x in t.operands)
+
+
+@cache
+def _with_groups(x: Instance) -> tuple[Setting, ...]:
+    """Its attributes; where it could have groups and names none, all channels are one."""
+    one = ((GROUPS, 1),) if any(f.name == GROUPS for f in fields(OPERATORS[x.name])) else ()
+    return x.attributes if GROUPS in dict(x.attributes) else x.attributes + one
 
 
 def _main(matched: Iterator[Node]) -> Node | None:
@@ -272,7 +286,8 @@ def _over(
     old = kind_of(t.operands[0])
     assert old is not None, f"{t} is part of an equality"
     more = as_node(operands[0], sizes).rank - len(old)
-    attributes = tuple((k, settings.get((k, v), v)) for k, v in t.instance.attributes)
+    given = _with_groups(t.instance) if (GROUPS, 1) in settings else t.instance.attributes
+    attributes = tuple((k, settings.get((k, v), v)) for k, v in given)
     return Term(_shifted(Instance(t.instance.name, attributes), more), operands)
 
 
