@@ -244,10 +244,11 @@ overlap: Knob[str] = Knob(
 choose: Knob[str] = Knob(
     "TILEWRIGHT_CHOOSE",
     lambda: "auto",
-    _one_of("auto", "default", "early", "ranked", "timed"),
+    _one_of("auto", "default", "early", "ranked", "timed", "records"),
     "how schedules are chosen: default (by rules), early (by rules for kernels that are one), "
-    "ranked (by the target's cost model), timed (by measuring), or auto (the cost model where its "
-    "numbers were measured, else the rules)",
+    "ranked (by the target's cost model), timed (by measuring), records (by what `tilewright tune` "
+    "found, else the rules), or auto (the cost model where its numbers were measured, else the "
+    "rules); kernels that were tuned have the schedules of their records in any case",
 )
 tune_seconds: Knob[int] = Knob(
     "TILEWRIGHT_TUNE_SECONDS",

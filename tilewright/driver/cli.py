@@ -31,11 +31,13 @@ from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
+from tilewright.tune.fleet import ADDRESS
 
 if TYPE_CHECKING:  # each command loads what it needs
     from tilewright.driver.program.validation import Report
 
 _BISECT = "tilewright.driver.looking.bisect_torch"
+_FLEET = "tilewright.driver.looking.fleet"
 _COMPARE = "tilewright.driver.looking.compare"
 _MINE = "tilewright.driver.looking.mine"
 _OPTIMIZE = "tilewright.driver.looking.optimize"
@@ -125,6 +127,7 @@ def argument_parser() -> argparse.ArgumentParser:
             made.add_argument("--model", default="auto", help="what guesses: learned or analytic")
             made.add_argument("--seed", type=int, default=0)
             made.add_argument("--records", type=Path, metavar="FILE", help="keep them there")
+            made.add_argument("--fleet", metavar="ADDRESS", help=f"measure there: {ADDRESS}")
             made.add_argument("--page", type=Path, metavar="FILE.html", help="with curves")
         if name == "explain":
             made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
@@ -148,8 +151,14 @@ def argument_parser() -> argparse.ArgumentParser:
     mined.add_argument("--count", action="store_true", help="candidates only: nothing is proved")
     mined.add_argument("--joining", action="store_true", help="which operators join, and why not")
     mined.add_argument("--out", type=Path, metavar="FILE", help="write the rules there")
+    listed = command("fleet", _fleet, "list the machines that measure for `tune --fleet`")
+    listed.add_argument("address", metavar="ADDRESS", help=ADDRESS)
     kept = command("records", _records, "list, merge or check schedules that tuning recorded")
-    kept.add_argument("what", choices=("list", "best", "merge", "check"))
+    kept.add_argument(
+        "what", choices=("list", "best", "merge", "check", "rerun"),
+        help="list all; list what holds for each kernel; write several files into one; replay all "
+        "by today's steps; run a schedule again that showed a mistake of the compiler",
+    )  # fmt: skip
     kept.add_argument("files", nargs="*", type=Path, help="(default: the one in the cache)")
     kept.add_argument("--out", type=Path, metavar="FILE", help="of merge")
     shown = command("passes", _passes, "the default list of passes, with a line on each")
@@ -286,9 +295,13 @@ def _tune(given: argparse.Namespace, console: Console) -> int:
     with demos.shown(console, f"compiling {loaded.name}"):
         made = _explained(loaded, given)
     kernels = [k for p in made.programs for k in p.kernels[p.once :]]
-    names = ("trials", "minutes", "search", "model", "seed", "records", "page")
+    names = ("trials", "minutes", "search", "model", "seed", "records", "page", "fleet")
     options = {name: getattr(given, name) for name in names}
     return tune.tune(kernels, targets.default(), console, **options)
+
+
+def _fleet(given: argparse.Namespace, console: Console) -> int:
+    return import_module(_FLEET).show(given.address, console)
 
 
 def _records(given: argparse.Namespace, console: Console) -> int:
@@ -302,6 +315,11 @@ def _records(given: argparse.Namespace, console: Console) -> int:
         raise Invalid(
             f"`records {given.what}` takes one file", hint="`records merge` takes several"
         )
+    if given.what == "rerun":
+        if not given.files:
+            hint = "`tilewright tune` says where it wrote one"
+            raise Invalid("which reproducer should be run again?", hint=hint)
+        return tune.rerun(files[0], targets.default(), console)
     if given.what == "check":
         return tune.check_records(files[0], console)
     return tune.list_records(files[0], console, given.what == "best")

@@ -76,8 +76,8 @@ class Device(Protocol):
         """Waits until all launches have ended."""
         ...
 
-    def kernel(self, nest: Nest, target: Target) -> DeviceKernel:
-        """A nest as code of this device."""
+    def kernel(self, nest: Nest, target: Target, code: bytes = b"") -> DeviceKernel:
+        """A nest as code of this device; `code` is that code, where it was made before."""
         ...
 
 
@@ -117,8 +117,8 @@ class Host:
     def synchronise(self) -> None:
         return None
 
-    def kernel(self, nest: Nest, target: Target) -> NestKernel:
-        return NestKernel(nest, target)
+    def kernel(self, nest: Nest, target: Target, code: bytes = b"") -> NestKernel:
+        return NestKernel(nest, target, code=code)
 
 
 def require_fits(wanted: int, there: int) -> None:

@@ -15,14 +15,19 @@ from tilewright.runtime.native import NativeKernel, address_array, size_array
 
 
 class NestKernel(NativeKernel):
-    """The compiled code of a nest. Arguments are in the order of `arguments`."""
+    """The compiled code of a nest. Arguments are in the order of `arguments`. `code` is what
+    `nest_object` made of it before, perhaps on another machine."""
 
     def __init__(
-        self, nest: Nest, target: Target, symbols: Mapping[str, int] | None = None
+        self,
+        nest: Nest,
+        target: Target,
+        symbols: Mapping[str, int] | None = None,
+        code: bytes = b"",
     ) -> None:
-        self.nest, self.text = nest, emit(legalise(nest, target), target)
+        self.nest, self.text = nest, "" if code else emit(legalise(nest, target), target)
         self.arguments: list[Buffer] = [b for b in nest.buffers if b.scope in ("in", "out")]
-        super().__init__([compile_object(self.text, target)], nest.name, symbols)
+        super().__init__([code or compile_object(self.text, target)], nest.name, symbols)
 
     def prepared(
         self, addresses: Sequence[int], sizes: Mapping[str, int], stream: int = 0
@@ -33,3 +38,8 @@ class NestKernel(NativeKernel):
     def sizes(self, known: Mapping[str, int]) -> list[int]:
         """The sizes that a call takes, by name."""
         return [known[s.name] for s in self.nest.dims]
+
+
+def nest_object(nest: Nest, target: Target) -> bytes:
+    """The object code of a nest. It is made on any machine, for any target."""
+    return compile_object(emit(legalise(nest, target), target), target)

@@ -1,7 +1,8 @@
 """How the schedule of a kernel is chosen: by rules, by a cost model, or by measuring.
 
 All choosers have one interface, so that another one (a tuner that learns) can replace them:
-`choose(group, target)` gives a trace, its nest, and what was considered.
+`choose(group, target)` gives a trace, its nest, and what was considered. Whatever chooses, a kernel
+that was tuned before has the schedule of its record (`recorded.py`).
 """
 
 from __future__ import annotations
@@ -114,6 +115,9 @@ class Default:
     def choose(self, group: Work, target: Target) -> Chosen:
         return Chosen(*default_schedule(group, target, self.choices))
 
+
+# By records alone, which every compile looks at first, and by the rules where there is none.
+RECORDS = Default("records")
 
 # By the rules for kernels that follow each other at once: what can begins before it waits.
 EARLY = Default("early", choices=Choices(early=True))

@@ -13,7 +13,7 @@ from tilewright.base.events import Log
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.group import Group
-from tilewright.tune.choose import EARLY, Chooser, Chosen, Default, Made, Ranked
+from tilewright.tune.choose import EARLY, RECORDS, Chooser, Chosen, Default, Made, Ranked
 
 if TYPE_CHECKING:  # loaded where there is a GPU
     from tilewright.runtime.cuda.machine import Machine
@@ -21,14 +21,14 @@ if TYPE_CHECKING:  # loaded where there is a GPU
 # What uses the clock is loaded when something does: it takes as long as compiling several kernels.
 _TIMED = "tilewright.tune.timed"
 _ON_GPU = "tilewright.tune.on_gpu"
-NAMES = ("default", "early", "ranked", "timed")
+NAMES = ("default", "early", "ranked", "timed", "records")
 
 
 def chooser(name: str, cache: Cache, seconds: float) -> Chooser:
     """By name; `seconds` is how long `timed` may take for a whole program."""
     if name == "timed":
         return import_module(_TIMED).Timed(cache, seconds)
-    known: dict[str, Chooser] = {c.name: c for c in (Default(), EARLY, Ranked())}
+    known: dict[str, Chooser] = {c.name: c for c in (Default(), EARLY, RECORDS, Ranked())}
     if name not in known:
         raise Invalid(f"there is no way to choose called {name!r}", hint=f"it is {_or(NAMES)}")
     return known[name]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 import numpy as np
 
 from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
+from tilewright.ir.expr import Load, Value, loads
+from tilewright.ir.expr import walk as walk_value
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Nest
+from tilewright.kernel.nest import BRANCH, Nest, Store, holds, own_values, walk
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.gpu import Gpu
 from tilewright.runtime.device import HOST, Device, DeviceKernel, DeviceMemory
@@ -25,23 +27,28 @@ SAMPLE_SECONDS = 1e-3
 # Inputs take turns, so that a small one is not always found in the nearest cache, which other
 # kernels of a program would have used in between.
 MOST_SETS = 4
+# Of the arguments.
+SEED = 0
+# Whole numbers below this: shifts by them are defined, and sums of many fit.
+MOST_WHOLE = 8
 
 
 Launch = Callable[[], None]
 
 
 class Arguments:
-    """Memory for the arguments of nests of one group: floats at random, whole numbers zero, which
-    is an index into anything."""
+    """Memory for the arguments of nests of one group: floats at random; whole numbers small ones,
+    or zero, which is an index into anything, where they may say what is read or written."""
 
-    def __init__(self, nest: Nest, target: Target, device: Device) -> None:
+    def __init__(self, nest: Nest, target: Target, device: Device, seed: int = SEED) -> None:
         self.device = device
         own = [b for b in nest.buffers if b.scope in ("in", "out")]
         bytes_of = [guess(b.size) * b.dtype.bytes for b in own]
         sets = min(MOST_SETS, max(1, -(-2 * target.l2 // max(1, sum(bytes_of)))))
         require_room(sets * sum(bytes_of), "timing a kernel")
-        rng = np.random.default_rng(0)
+        rng = np.random.default_rng(seed)
         self.buffers = own
+        self._places = places(nest)
         self.sets = [
             [self._filled(b, n, rng) for b, n in zip(own, bytes_of, strict=True)]
             for _ in range(sets)
@@ -56,6 +63,9 @@ class Arguments:
             drawn = rng.standard_normal(numbers.size, np.float32)
             coded = b.dtype.format is not None and numbers.dtype.kind != "f"
             numbers[:] = b.dtype.format.encode(drawn) if coded and b.dtype.format else drawn
+        elif b.scope == "in" and b.name not in self._places and not b.pointer:
+            numbers = data.view(b.dtype.memory)
+            numbers[:] = rng.integers(0, 2 if b.dtype.is_bool else MOST_WHOLE, numbers.size)
         self.device.write(made, data)
         return made
 
@@ -88,6 +98,37 @@ class Arguments:
             launches[k % len(launches)]()
         self.device.synchronise()
         return (time.perf_counter() - began) / calls
+
+
+def places(nest: Nest) -> set[str]:
+    """Buffers whose values decide what a nest reads, writes or repeats; all of them where it has
+    branches or addresses."""
+    if any(b.pointer for b in nest.buffers) or holds(nest, BRANCH):
+        return {b.name for b in nest.buffers}
+    stored: dict[str, set[str]] = {}  # what is read to compute a buffer
+    found: set[str] = set()
+    for s, _ in walk(nest.body):
+        for v in own_values(s):
+            read = list(loads(v))
+            if isinstance(s, Store) and v is s.value:
+                stored.setdefault(s.buffer, set()).update(str(x.source) for x in read)
+            else:
+                found.update(str(x.source) for x in read)
+            inside = [d for x in walk_value(v) for d in _deciding(x)]
+            found.update(str(x.source) for d in inside for x in loads(d))
+    todo = list(found)
+    while todo:
+        new = stored.get(todo.pop(), set()) - found
+        found |= new
+        todo += new
+    return found
+
+
+def _deciding(x: Value) -> Iterator[Value]:
+    """The values that say which element a load reads."""
+    if isinstance(x, Load):
+        for i in x.index:
+            yield from D.data_values(i)
 
 
 def device_for(target: Target) -> Device:

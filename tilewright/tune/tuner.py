@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from tilewright.base.errors import Invalid, Refused
 from tilewright.ir.target import Target
+from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.group import Group
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
-from tilewright.tune.measuring.process import Measuring
-from tilewright.tune.measuring.race import Verdict
+from tilewright.tune.measuring.measurer import Measurer
+from tilewright.tune.measuring.race import FAULTS, Verdict
+from tilewright.tune.proposing import HERE, Proposed
 from tilewright.tune.search.state import Measured, Model, Search, State
 from tilewright.tune.space.made import space_of
 from tilewright.tune.space.space import Point, Space
@@ -43,7 +46,7 @@ class Tuning:
 
     group: Group
     target: Target
-    measuring: Measuring
+    measuring: Measurer
     search: Search
     model: Model
     seed: int = 0
@@ -57,24 +60,42 @@ class Tuning:
     def __post_init__(self) -> None:
         space = self.space or space_of(self.group, self.target)
         self.state = State(self.group, self.target, space, self.model, Random(self.seed))
-        first = space.replay(self.group, space.default)
-        self._first: list[Point] = []  # raced before the search proposes anything
+        try:
+            first = space.replay(self.group, space.default)
+        except (Refused, Invalid) as why:
+            hint = "give its decisions defaults that lead to a legal schedule"
+            raise Invalid(f"its space has no legal point: {why.what}", hint=hint) from None
+        self.first: list[Point] = []  # raced before the search proposes anything
         if self.space is None:
             self.default = first
-            self.state.seen.add(first.trace)
+            self.state.seen.add(first.key)
             self.state.measured.append(Measured(first, 1.0))
         else:
             self.default = Point({}, *default_schedule(self.group, self.target))
-            self._first.append(first)
-        self._text = group_text(self.group)
+            self.first.append(first)
+        self.text = group_text(self.group)
+        self._usual = print_trace(self.default.trace)
 
     def step(self, most: int = BATCH) -> list[Trial]:
         """One race of at most so many points; none where the search has ended."""
-        points = self.state.fresh(self._first) or self.search.propose(self.state, most)
-        if not points:
+        proposed = HERE.asked(self, most)()
+        return self.absorbed(proposed, self.measured(proposed.traces))
+
+    def measured(self, traces: Sequence[str], rounds: int | None = None) -> list[Verdict]:
+        """A race of the default schedule, which is the first, and these. Nothing is changed here:
+        it may run beside other work on this object."""
+        return self.measuring.measure(self.text, [self._usual, *traces], rounds) if traces else []
+
+    def absorbed(self, proposed: Proposed, verdicts: Sequence[Verdict]) -> list[Trial]:
+        """What a race found becomes trials, and the model learns from it."""
+        self.search = proposed.search
+        self.state.rng.setstate(proposed.rng)
+        applied = self.state.applied = Applied()  # nests of all races would take much memory
+        points = [self.state.space.replay(self.group, x, applied) for x in proposed.given]
+        made = self._judged(points, verdicts) if points else []
+        if not made:
             self.ended = True
             return []
-        made = self._race(points)
         for p, trial in zip(points, made, strict=True):
             self.state.seen.add(p.trace)
             self.state.measured.append(Measured(p, trial.ratio))
@@ -82,31 +103,38 @@ class Tuning:
         self.model.learn(self.group, self.state.measured, self.target)
         return made
 
-    def _race(self, points: list[Point], rounds: int | None = None) -> list[Trial]:
-        usual, self.measuring.rounds = self.measuring.rounds, rounds or self.measuring.rounds
-        traces = [print_trace(p.trace) for p in (self.default, *points)]
-        first, *verdicts = self.measuring.measure(self._text, traces)
-        self.measuring.rounds = usual
-        self.seconds = first.seconds or self.seconds
-        if first.seconds is None:  # nothing can be compared with it
-            self.ended, self.problem = True, f"its default schedule {first.fault}: {first.why}"
-        out = []
-        for k, (p, v) in enumerate(zip(points, verdicts, strict=True)):
-            known = v.seconds is not None and first.seconds is not None
-            ratio = (v.seconds or 0.0) / (first.seconds or 1.0) if known else None
-            out.append(Trial(len(self.trials) + k, p.trace, v, ratio))
-        return out
+    def _judged(self, points: Sequence[Point], verdicts: Sequence[Verdict]) -> list[Trial]:
+        """None where the default schedule has no time, with which others could be compared."""
+        first, *others = verdicts
+        if first.seconds is None:
+            self.problem = f"its default schedule {FAULTS[first.fault]}: {first.why}"
+            return []
+        self.seconds = first.seconds
+        return [
+            Trial(len(self.trials) + k, p.trace, v, v.seconds and v.seconds / first.seconds)
+            for k, (p, v) in enumerate(zip(points, others, strict=True))
+        ]
 
-    def final(self) -> Trial | None:
-        """The best few race once more with the default schedule; None where that one wins."""
+    def finalists(self) -> list[Point]:
+        """The best few, which race once more with the default schedule."""
         best = [m.point for m in self.state.best(FINALISTS + 1) if m.point is not self.default]
-        if not best:
+        return best[:FINALISTS]
+
+    def decided(self, points: Sequence[Point], verdicts: Sequence[Verdict]) -> Trial | None:
+        """Who won the last race; None where that is the default schedule."""
+        if not points:
             return None
-        made = [t for t in self._race(best[:FINALISTS], FINAL_ROUNDS) if t.ratio is not None]
+        made = [t for t in self._judged(points, verdicts) if t.ratio is not None]
         winner = min(made, key=lambda t: t.ratio or 0.0, default=None)
         if winner is None or winner.ratio is None or winner.ratio > 1 - CLEARLY:
             return None
         return winner
+
+    def final(self) -> Trial | None:
+        """The last race; None where the default schedule wins."""
+        points = self.finalists()
+        traces = [print_trace(p.trace) for p in points]
+        return self.decided(points, self.measured(traces, FINAL_ROUNDS))
 
 
 def tuned(

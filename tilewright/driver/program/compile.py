@@ -74,7 +74,7 @@ from tilewright.runtime.program_data import ProgramData, Recipe, Stored
 from tilewright.runtime.shared import recipes_of
 from tilewright.tune.choose import Chooser, Chosen, Default, Picker
 from tilewright.tune.choosers import choose_all
-from tilewright.tune.recorded import recorded
+from tilewright.tune.recorded import Recorded, recorded
 
 if TYPE_CHECKING:  # loaded where there is a GPU
     from tilewright.runtime.cuda.machine import Machine
@@ -176,6 +176,8 @@ def compiled(
             with phases("passes"):  # while other processes compile
                 recipes = recipes_of(prologue)
         always = _Builder(*common, code, stages, by)
+        if by is options.choose:  # one of the user's own decides about every kernel
+            always.recorded = Recorded()
         always.begin(parts.main, len(graph.inputs), graph.inputs)
         builders = [b for b in (once, always) if b is not None]
         with phases("kernels"):

@@ -30,7 +30,7 @@ from tilewright.kernel.text import parse_group
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
 from tilewright.targets import families
-from tilewright.tune.choose import EARLY, Chooser, Chosen, Default, Ranked
+from tilewright.tune.choose import EARLY, RECORDS, Chooser, Chosen, Default, Ranked
 
 _CODE = "tilewright.driver.program.grid_code"  # of GPUs: loaded where there is one
 
@@ -38,7 +38,7 @@ _CODE = "tilewright.driver.program.grid_code"  # of GPUs: loaded where there is 
 _IDLE = 30.0
 
 # What chooses a schedule by its group and target alone, in any process.
-CHOOSERS: dict[str, Chooser] = {c.name: c for c in (Default(), EARLY, Ranked())}
+CHOOSERS: dict[str, Chooser] = {c.name: c for c in (Default(), EARLY, RECORDS, Ranked())}
 
 
 def scheduled(trace: Trace, found: Chosen | None) -> Scheduled:

@@ -20,7 +20,7 @@ _CHOICES = {
     "executor": ("native", "interpreter"),
     "precision": ("reassociate", "strict"),
     "optimize": ("", "search"),
-    "choose": ("auto", "default", "early", "ranked", "timed"),
+    "choose": ("auto", "default", "early", "ranked", "timed", "records"),
 }
 
 
@@ -52,8 +52,9 @@ class TorchOptions:
     # tw.compile of a module: weights live packed only, and give their own memory back
     own_weights: bool = False
     # How schedules are chosen: "default" (by rules), "early" (the same, but what can begins before
-    # earlier kernels end: for one_kernel), "ranked" (by the target's cost model) or "timed" (by
-    # measuring); "auto": as TILEWRIGHT_CHOOSE says.
+    # earlier kernels end: for one_kernel), "ranked" (by the target's cost model), "timed" (by
+    # measuring) or "records" (by what `tilewright tune` found, else by rules); "auto": as
+    # TILEWRIGHT_CHOOSE says. Kernels that were tuned have their records' schedules in any case.
     choose: str = "auto"
     tune_seconds: int = 0  # that timing may take per program; 0: as TILEWRIGHT_TUNE_SECONDS says
     # On a GPU: all kernels of a program are tasks of one, where that is possible. For chains of

@@ -12,27 +12,31 @@ from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.launch import scratch_bytes
+from tilewright.llvm.objects import cached_ptx
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.kernels import Loaded
 from tilewright.runtime.cuda.memory import Memory, zero
 from tilewright.runtime.cuda.stream import Stream
 from tilewright.runtime.device import DeviceMemory, require_fits
 
+ALIGNMENT = 16  # bytes that addresses are multiples of, unless a caller's own are not
+
 
 class GpuKernel:
     """A nest on a GPU. Code for addresses that are not multiples of 16 bytes is made when there are
-    such."""
+    such. `code` is what `nest_ptx` made of the nest before, perhaps on another machine."""
 
-    def __init__(self, nest: Nest, target: Target, on: Device) -> None:
-        self.nest, self.target, self.device = nest, target, on
+    def __init__(self, nest: Nest, target: Target, on: Device, code: bytes = b"") -> None:
+        self.nest, self.target, self.device, self._ptx = nest, target, on, code.decode()
         self.arguments: list[Buffer] = [b for b in nest.buffers if b.scope in ("in", "out")]
         self._loaded: dict[int, Loaded] = {}
 
-    def loaded(self, alignment: int = 16) -> Loaded:
+    def loaded(self, alignment: int = ALIGNMENT) -> Loaded:
         found = self._loaded.get(alignment)
         if found is None:
             made = emit_kernels(legalise(self.nest, self.target), self.target, alignment)
-            found = self._loaded[alignment] = Loaded(made, self.target, self.device)
+            ptx = self._ptx if alignment == ALIGNMENT else ""
+            found = self._loaded[alignment] = Loaded(made, self.target, self.device, ptx)
         return found
 
     def fitting(self, addresses: Mapping[str, int]) -> Loaded:
@@ -103,5 +107,11 @@ class Gpu:
     def synchronise(self) -> None:
         self.device.synchronise()
 
-    def kernel(self, nest: Nest, target: Target) -> GpuKernel:
-        return GpuKernel(nest, target, self.device)
+    def kernel(self, nest: Nest, target: Target, code: bytes = b"") -> GpuKernel:
+        return GpuKernel(nest, target, self.device, code)
+
+
+def nest_ptx(nest: Nest, target: Target) -> bytes:
+    """The code of a nest for addresses that memory of a GPU begins at. No GPU is needed for it."""
+    made = emit_kernels(legalise(nest, target), target, ALIGNMENT)
+    return cached_ptx(made.text, target).encode()

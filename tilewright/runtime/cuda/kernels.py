@@ -30,9 +30,10 @@ class Planned:
 
 
 class Loaded:
-    """The code of a nest, compiled by the driver."""
+    """The code of a nest, compiled by the driver. `ptx` is that of the kernels, where it is
+    known."""
 
-    def __init__(self, kernels: Kernels, target: Target, device: Device) -> None:
+    def __init__(self, kernels: Kernels, target: Target, device: Device, ptx: str = "") -> None:
         self.kernels, self.device = kernels, device
         if target.grid is not None and target.grid.capability > device.capability:
             raise Unsupported(
@@ -40,7 +41,7 @@ class Loaded:
                 f"{device.capability / 10}",
                 hint=f"compile for cuda:{device.capability}",
             )
-        self.ptx = cached_ptx(kernels.text, target)
+        self.ptx = ptx or cached_ptx(kernels.text, target)
         self.module = Module(self.ptx, device)
         self._launchers: list[Launcher] = []
         for x in kernels.launches:

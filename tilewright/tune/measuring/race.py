@@ -11,18 +11,23 @@ import numpy as np
 
 from tilewright.base.errors import TilewrightError
 from tilewright.ir.target import Target
-from tilewright.ir.types import DType
 from tilewright.kernel.nest import Nest
 from tilewright.runtime.device import Device, DeviceKernel
 from tilewright.tune.measure import ROUNDS, SAMPLE_SECONDS, Arguments, Launch, device_for
+from tilewright.tune.measuring.judging import Judge
 
 # After so many rounds a candidate may leave.
 FEWEST = 3
 # One leaves when its fastest sample is slower than the leader's median by this part.
 BEHIND = 0.10
-# How far results may lie from the reference's, relative to the largest of them: another order of
-# additions rounds differently.
-TOLERANCE = {"f64": 1e-10, "f32": 1e-3, "f16": 2e-2, "bf16": 1e-1}
+
+FAULTS = {
+    "refused": "has no code",
+    "wrong": "gave other results",
+    "crashed": "ended its process",
+    "hung": "never came back",
+    "memory": "ran out of memory",
+}
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,9 @@ class Verdict:
 
     seconds: float | None = None
     samples: tuple[float, ...] = ()
-    fault: str = ""  # "refused", "wrong", "crashed", "hung"
+    fault: str = ""  # one of FAULTS
     why: str = ""
+    difference: float | None = None  # of a wrong one: the largest
 
 
 @dataclass
@@ -44,43 +50,57 @@ class _Runner:
     samples: list[float] = field(default_factory=list)
 
 
+# Results in float64 of the outputs, if there are any, and the terms of the longest sum.
+Exact = Callable[[Arguments], tuple[Sequence[np.ndarray] | None, int]]
+
+
 def race(
     nests: Sequence[Nest],
     target: Target,
     rounds: int = ROUNDS,
     on: Device | None = None,
     begins: Callable[[int], None] = lambda k: None,
+    codes: Sequence[bytes] = (),
+    exact: Exact = lambda arguments: (None, 1),
 ) -> list[Verdict]:
     """Verdicts in the order of the nests, the first of which is the reference. `begins` is told
-    before each runs for the first time: whoever watches knows which one did not come back."""
+    before each has a turn: whoever watches knows which one did not come back. `codes` are the code
+    of each, where it was made before."""
     on = on or device_for(target)
     verdicts: list[Verdict] = [Verdict()] * len(nests)
     runners: list[_Runner] = []
-    arguments = Arguments(nests[0], target, on)
+    judge: Judge | None = None
+    begins(0)
+    try:
+        arguments = Arguments(nests[0], target, on)
+    except MemoryError as why:
+        return [_failed(why), *verdicts[1:]]
     outputs = [k for k, b in enumerate(arguments.buffers) if b.scope == "out"]
-    want: list[np.ndarray] | None = None
     for k, nest in enumerate(nests):
         begins(k)
         try:
-            kernel = on.kernel(nest, target)
-        except TilewrightError as why:
-            verdicts[k] = Verdict(fault="refused", why=why.what)
+            kernel = on.kernel(nest, target, codes[k] if codes else b"")
+        except Exception as why:  # whatever a compiler may raise: the others still race
+            verdicts[k] = _failed(why)
+            if k == 0:
+                return verdicts  # nothing to compare with
             continue
         r = _Runner(k, kernel, arguments.launches(kernel))
         arguments.clear(outputs)
         arguments.seconds(r.launches, len(r.launches))
         found = arguments.results(outputs)
-        if want is None:
-            want = found
-        said = difference(found, want, [arguments.buffers[o].dtype for o in outputs])
-        if said:
-            verdicts[k] = Verdict(fault="wrong", why=said)
+        if judge is None:
+            judge = Judge(found, [arguments.buffers[o].dtype for o in outputs], *exact(arguments))
+            begins(k)
+        off = judge.difference(found)
+        if off is not None:
+            verdicts[k] = Verdict(fault="wrong", why=off.words, difference=off.largest)
             kernel.close()
             continue
         once = arguments.seconds(r.launches, 1)
         r.calls = max(1, min(1000, int(SAMPLE_SECONDS / max(once, 1e-7))))
         runners.append(r)
-    _run(runners, arguments, rounds)
+    _run(runners, arguments, rounds, begins)
     for r in runners:
         verdicts[r.number] = Verdict(median(r.samples), tuple(r.samples))
         r.launches.clear()
@@ -88,33 +108,25 @@ def race(
     return verdicts
 
 
-def _run(runners: Sequence[_Runner], arguments: Arguments, rounds: int) -> None:
+def _failed(why: Exception) -> Verdict:
+    if isinstance(why, MemoryError):
+        return Verdict(fault="memory", why=str(why) or "there is not enough memory")
+    said = why.what if isinstance(why, TilewrightError) else f"{type(why).__name__}: {why}"
+    return Verdict(fault="refused", why=said)
+
+
+def _run(
+    runners: Sequence[_Runner],
+    arguments: Arguments,
+    rounds: int,
+    begins: Callable[[int], None],
+) -> None:
     left = list(runners)
     for k in range(rounds):
         for r in left:
+            begins(r.number)
             r.samples.append(arguments.seconds(r.launches, r.calls))
         if k + 1 >= FEWEST and left:
             best = min(median(r.samples) for r in left)
             # The reference stays: times are compared with its own of the same race.
             left = [r for r in left if r.number == 0 or min(r.samples) < (1 + BEHIND) * best]
-
-
-def difference(
-    found: Sequence[np.ndarray], want: Sequence[np.ndarray], dtypes: Sequence[DType]
-) -> str:
-    """Where results differ by more than another order of additions explains, in words."""
-    for k, (x, y, d) in enumerate(zip(found, want, dtypes, strict=True)):
-        tolerance = TOLERANCE.get(d.name)
-        if tolerance is None:
-            bad = x.view(np.uint8) != y.view(np.uint8)
-            if bad.any():
-                return f"output {k}: {int(bad.sum())} bytes differ"
-            continue
-        a, b = (v.astype(np.float64) for v in (x, y))
-        finite = np.isfinite(b)
-        scale = float(np.abs(b[finite]).max()) if finite.any() else 1.0
-        if not np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
-            with np.errstate(invalid="ignore"):
-                worst = float(np.nanmax(np.abs(a - b)))
-            return f"output {k}: differs by {worst:.3g} where the largest value is {scale:.3g}"
-    return ""

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from tilewright.base.errors import require
 from tilewright.tune.search.state import P, Progress
+
+# Assignments that are gone through: to replay more takes hours, whatever is measured.
+MOST = 100_000
 
 
 @dataclass
@@ -17,6 +21,12 @@ class Exhaustive:
 
     def propose(self, state: Progress[P], count: int) -> list[P]:
         if self._rest is None:
+            require(
+                state.space.size <= MOST,
+                f"the space has {state.space.size:,} points, and an exhaustive search goes through "
+                f"{MOST:,} at most",
+                hint="use another search, such as evolution",
+            )
             self._rest = self._all(state)
         found: list[P] = []
         for p in self._rest:

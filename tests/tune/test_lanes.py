@@ -1,0 +1,57 @@
+"""Several kernels are tuned at a time, and what is found does not depend on who is faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.tune.fake_measuring import GROUPS, Fake
+from tilewright import targets
+from tilewright.tune.campaign import Campaign, tasks_of
+from tilewright.tune.models.analytic import Analytic
+from tilewright.tune.records import Records
+from tilewright.tune.search import search_named
+
+
+def lines(path: Path, lanes: int, most: float, trials: int = 12) -> tuple[list[str], Fake]:
+    """The records of a run."""
+    target = targets.get("x86-64-v3")
+    fake = Fake(target, most=most)
+    kernels = [(text, 1 + k, f"k{k}") for k, text in enumerate(GROUPS)]
+    tasks = tasks_of(kernels, target, fake, lambda: search_named("random"), Analytic(), 0)
+    campaign = Campaign(tasks, Records(path), trials, lanes=lanes)
+    for _ in campaign.run():
+        pass
+    for _ in campaign.finish():
+        pass
+    found = [replace(r, at=0).line() for r in Records.load(path).records]
+    return found, fake
+
+
+def test_records_are_the_same_whichever_race_ends_first(tmp_path: Path) -> None:
+    first, fake = lines(tmp_path / "a", 3, 0.02)
+    again, _ = lines(tmp_path / "b", 3, 0.0)
+    assert first == again
+    assert fake.together == 3
+    assert len(first) == len(set(first)) == 12 * len(GROUPS) + len(GROUPS)
+
+
+def test_one_lane_is_one_race_at_a_time(tmp_path: Path) -> None:
+    found, fake = lines(tmp_path / "a", 1, 0.001)
+    assert fake.together == 1 and len(found) == 13 * len(GROUPS)
+
+
+def test_an_error_of_a_race_ends_the_run_and_records_stay(tmp_path: Path) -> None:
+    target = targets.get("x86-64-v3")
+    fake, path = Fake(target), tmp_path / "a"
+    kernels = [(text, 1, f"k{k}") for k, text in enumerate(GROUPS[:2])]
+    tasks = tasks_of(kernels, target, fake, lambda: search_named("random"), Analytic(), 0)
+    run = Campaign(tasks, Records(path), 24, lanes=2).run()
+    next(run)
+    fake.measure = lambda *given: 1 / 0  # type: ignore
+    with pytest.raises(ZeroDivisionError):
+        for _ in run:
+            pass
+    assert len(Records.load(path).records) >= 8

@@ -1,0 +1,100 @@
+"""What measures for `tilewright tune`: this machine, or a fleet, whose workers are listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from rich.console import Console
+
+from tilewright.base import knobs
+from tilewright.base.cache import code_version
+from tilewright.base.errors import Invalid
+from tilewright.base.machine import usable_cores
+from tilewright.driver.looking.demo import shown
+from tilewright.driver.looking.tables import count, new_table, rendered
+from tilewright.ir.target import Target
+from tilewright.runtime import pool
+from tilewright.tune.measuring.measurer import Measurer
+from tilewright.tune.measuring.process import Measuring
+from tilewright.tune.proposing import HERE, Proposing
+
+_ON_RAY = "tilewright.tune.fleet.on_ray"
+_POOL = "tilewright.tune.fleet.pool"
+_SHOP = "tilewright.tune.fleet.shop"
+_MEASURING = "tilewright.tune.fleet.measuring"
+# Kernels that are worked on for each worker: to propose schedules and to compile them takes a few
+# times as long as to measure them.
+LANES = 4
+
+
+@dataclass(frozen=True)
+class Means:
+    """What measures, how many kernels are worked on at a time, and where schedules are proposed."""
+
+    measuring: Measurer
+    lanes: int = 1
+    proposing: Proposing = HERE
+
+
+@contextmanager
+def means(address: str | None, target: Target, console: Console) -> Iterator[Means]:
+    """This machine, or the fleet at an address."""
+    if address is None:
+        with closing(Measuring(target, pool.get_threads())) as measuring:
+            yield Means(measuring)
+        return
+
+    def tell(said: str) -> None:
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
+
+    with connected(address, console) as fleet, ExitStack() as stack:
+        with shown(console, "starting workers"):
+            workers = import_module(_POOL).Pool(target, fleet.find, knobs.threads.get(), tell)
+        lanes = max(workers.count, min(LANES * workers.count, usable_cores()))
+        who = f"{count(workers.count, 'worker')} with {count(workers.threads, 'thread')} each"
+        tell(f"{who}; {lanes} kernels at a time")
+        shop = import_module(_SHOP).Shop(lanes)
+        measuring = stack.enter_context(
+            closing(import_module(_MEASURING).FleetMeasuring(workers, shop))
+        )
+        yield Means(measuring, lanes, shop)
+
+
+@contextmanager
+def connected(address: str, console: Console) -> Iterator[Any]:
+    """A fleet that this process is connected to."""
+    on_ray = import_module(_ON_RAY)
+    with ExitStack() as stack:
+        with shown(console, "connecting to the fleet"):
+            threads = local_threads(on_ray.nodes_asked(address) or 1)
+            fleet = stack.enter_context(on_ray.connected(address, threads))
+        yield fleet
+
+
+def local_threads(nodes: int) -> int:
+    """Of each node of this machine: as TILEWRIGHT_THREADS says, or half of the cores in all. The
+    other half proposes and compiles."""
+    return knobs.threads.get() or max(1, usable_cores() // (2 * nodes))
+
+
+def show(address: str, console: Console) -> int:
+    """A table of the workers of a fleet."""
+    with connected(address, console) as fleet:
+        workers = fleet.find(())
+        if not workers:
+            hint = "start one on each machine with `ray start --address=…`"
+            raise Invalid(f"the fleet at {address} has no workers", hint=hint)
+        table = new_table("machine", "target", "threads", "state", "races")
+        for w in workers:
+            names = ", ".join(f"{t.name} {t.key()[:8]}" for t in map(Target.parse, w.facts.targets))
+            status = w.status()
+            state = "free" if status.racing is None else f"in a race for {status.racing:.0f} s"
+            if w.facts.version != code_version():
+                state = f"of another version of tilewright ({w.facts.version})"
+            table.add_row(w.name, names, str(w.facts.threads), state, str(status.races))
+    print(rendered(table))
+    return 0
