@@ -49,7 +49,10 @@ def test_a_line_is_read_back() -> None:
         (json.dumps(json.loads(BEST.line()) | {"seconds": -1.0}), "which is no time"),
         (json.dumps(json.loads(BEST.line()) | {"usual": float("nan")}), "which is no time"),
         (json.dumps(json.loads(BEST.line()) | {"colour": "red"}), "it has colour"),
-        (json.dumps({k: v for k, v in json.loads(BEST.line()).items() if k != "trace"}), "no trace"),
+        (
+            json.dumps({k: v for k, v in json.loads(BEST.line()).items() if k != "trace"}),
+            "no trace",
+        ),
         (replace(BEST, kind="guess").line(), "no records of kind 'guess'"),
     ],
 )

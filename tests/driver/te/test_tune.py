@@ -44,7 +44,9 @@ class Ruled:
     def __init__(self) -> None:
         self.traces: list[str] = []
 
-    def __call__(self, _: Measuring, group: str, traces: Sequence[str]) -> list[Verdict]:
+    def __call__(
+        self, _: Measuring, group: str, traces: Sequence[str], rounds: int | None = None
+    ) -> list[Verdict]:
         self.traces += traces[1:]
         return [self._verdict(t) for t in traces]
 
