@@ -123,6 +123,21 @@ def test_it_measures() -> None:
     assert not any(t.verdict.fault for t in found.trials)
 
 
+def test_templates_for_a_gpu(ruled: Ruled) -> None:
+    def threads(n: int) -> tuple[te.Schedule, list[te.Tensor]]:
+        a = te.placeholder((n,), name="A")
+        b = te.compute((n,), lambda i: te.exp(a[i]), name="B")
+        s = te.create_schedule(b.op)
+        block, thread = s[b].split(b.op.axis[0], tune.choice("threads", [6, 12, 24]))
+        s[b].bind(block, te.thread_axis("blockIdx.x"))
+        s[b].bind(thread, te.thread_axis("threadIdx.x"))
+        return s, [a, b]
+
+    found = te.tune(threads, 960, trials=3, target="cuda:90", search="exhaustive", model="analytic")
+    assert found.given == {"threads": 12} and found.target.grid is not None
+    assert all("Synchronise()" in t for t in ruled.traces), "as tw.build finishes them"
+
+
 # ---- bad input
 
 
