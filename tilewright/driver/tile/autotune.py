@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +24,7 @@ from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
 from tilewright.base.untraced import untraced
-from tilewright.driver.tile.config import Config
+from tilewright.driver.tile.config import Config, Launch, Times, Timings
 from tilewright.driver.tile.devices import GPU, gpu_among
 from tilewright.driver.tile.jit import JITFunction, KernelInterface
 from tilewright.driver.tile.launch import executor
@@ -38,44 +37,10 @@ from tilewright.targets import host
 
 _KIND = "tile-times"
 QUANTILES = (0.5, 0.2, 0.8)
-Times = tuple[float, float, float]
 FAILED: Times = (float("inf"), float("inf"), float("inf"))
 # Callbacks that get the result of each tuning.
 LISTENERS: dict[str, Callable[..., Any]] = {}
 _RANGES = "tilewright.driver.tile.ranges"  # loaded where a space is given
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A launch that configurations are timed for; `key` is what it has in common with others."""
-
-    args: Sequence[Any]
-    named: Mapping[str, Any]
-    grid: Any
-    kwargs: Mapping[str, Any]
-    key: tuple[Any, ...]
-
-    @property
-    def gpu(self) -> int | None:
-        return gpu_among((*self.named.values(), *self.kwargs.values()))
-
-
-@dataclass
-class Timings:
-    """What is known of configurations: times, infinite ones where one fails, and why it does."""
-
-    times: dict[Config, Times] = field(default_factory=dict)
-    problems: dict[Config, Exception] = field(default_factory=dict)
-    timed: int = 0  # now, not read from the disk
-    last: list[Config] = field(default_factory=list)  # of a last race, whose times decide
-
-    @property
-    def best(self) -> Config:
-        """The fastest; where all fail, what the first of them says is raised."""
-        right = [c for c in self.last or self.times if c not in self.problems]
-        if not right:
-            raise next(iter(self.problems.values()))
-        return min(right, key=lambda c: self.times[c])
 
 
 class Autotuner(KernelInterface[Any]):
@@ -317,7 +282,7 @@ class Autotuner(KernelInterface[Any]):
         self.log.add(
             "autotune",
             f"{self.jit_function.name} for {launch.key}: {best} ({timings[best][0]:.4g} ms; "
-            f"{found.timed} of {len(timings)} timed in {self.bench_time:.2f} s)",
+            f"{len(timings)} configurations, {found.timed} timed in {self.bench_time:.2f} s)",
             where=f"{self.jit_function.file}:{self.jit_function.line}",
         )
         for listener in LISTENERS.values():

@@ -1,9 +1,14 @@
-"""`tw.Config`: one way to choose the constants of a kernel."""
+"""`tw.Config`: one way to choose the constants of a kernel; and times of several of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from tilewright.driver.tile.devices import gpu_among
+
+Times = tuple[float, float, float]  # the middle one, a fast and a slow one, in milliseconds
 
 
 class Config:
@@ -61,3 +66,36 @@ class Config:
 
     def __hash__(self) -> int:
         return hash(self._identity())
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch that configurations are timed for; `key` is what it has in common with others."""
+
+    args: Sequence[Any]
+    named: Mapping[str, Any]
+    grid: Any
+    kwargs: Mapping[str, Any]
+    key: tuple[Any, ...]
+
+    @property
+    def gpu(self) -> int | None:
+        return gpu_among((*self.named.values(), *self.kwargs.values()))
+
+
+@dataclass
+class Timings:
+    """What is known of configurations: times, infinite ones where one fails, and why it does."""
+
+    times: dict[Config, Times] = field(default_factory=dict)
+    problems: dict[Config, Exception] = field(default_factory=dict)
+    timed: int = 0  # now, not read from the disk; those of a last race once more
+    last: list[Config] = field(default_factory=list)  # of a last race, whose times decide
+
+    @property
+    def best(self) -> Config:
+        """The fastest; where all fail, what the first of them says is raised."""
+        right = [c for c in self.last or self.times if c not in self.problems]
+        if not right:
+            raise next(iter(self.problems.values()))
+        return min(right, key=lambda c: self.times[c])

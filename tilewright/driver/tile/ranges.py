@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from tilewright.base.errors import Invalid, require
-from tilewright.driver.tile.autotune import Autotuner, Launch, Timings
-from tilewright.driver.tile.config import Config
+from tilewright.base.events import Log
+from tilewright.driver.tile.config import Config, Launch, Timings
 from tilewright.driver.tile.jit import JITFunction
 from tilewright.driver.tile.progress import Shown
 from tilewright.tune.choosing import Values, choice
@@ -28,6 +28,36 @@ BATCH = 8
 FINALISTS = 3
 # Assignments at random until one is legal.
 MOST_DRAWS = 64
+
+
+class Tuner(Protocol):
+    """What times configurations, and knows which a user's functions keep: `Autotuner`."""
+
+    configs: list[Config]
+    perf_model: Callable[..., Any] | None
+    log: Log
+
+    @property
+    def jit_function(self) -> JITFunction[Any]: ...
+
+    def kept(
+        self, configs: list[Config], named: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> list[Config]: ...
+
+    def likely(
+        self, configs: list[Config], named: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> list[Config]: ...
+
+    def identity(self, config: Config, launch: Launch) -> tuple[Hashable, ...]: ...
+
+    def measure(
+        self,
+        configs: Sequence[Config],
+        launch: Launch,
+        found: Timings,
+        shown: Shown,
+        final: bool = False,
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +117,7 @@ class Ranges(Space):
         )
         return {n: x for n, x in found.items() if x is not None} if inside else None
 
-    def search(self, tuner: Autotuner, launch: Launch, found: Timings, shown: Shown) -> None:
+    def search(self, tuner: Tuner, launch: Launch, found: Timings, shown: Shown) -> None:
         """Times the listed configurations, then what the search proposes, then the best few beside
         each other."""
         state = _State(self, Random(0), tuner, launch)
@@ -122,7 +152,7 @@ class _State(Progress[Pick]):
 
     space: Space
     rng: Random
-    tuner: Autotuner
+    tuner: Tuner
     launch: Launch
     measured: list[Measured[Pick]] = field(default_factory=list)
     seen: set[Hashable] = field(default_factory=set)
