@@ -64,12 +64,18 @@ def softmax(m: int, n: int) -> str:
 GROUPS = (product(48, 96, 80), product(33, 64, 100), softmax(64, 200), product(16, 512, 24))
 
 
-def resident() -> int:
-    """Bytes of memory that this process has now."""
+def resident(pid: int | str = "self") -> int:
+    """Bytes of memory that a process has now; 0 where that is not known."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    except OSError:  # a system that only tells the most it ever had
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def below(measuring: Measurer) -> int:
+    """The same of the process that measures."""
+    process = measuring._process if isinstance(measuring, Measuring) else None
+    return resident(process.pid) if process is not None else 0
 
 
 def campaign_of(
@@ -90,7 +96,7 @@ def tune(path: Path, groups: Sequence[str], trials: int, fake: bool, most: float
         told.write("start\n")
         campaign.resume()
         for _ in campaign.run():
-            told.write(f"{resident()}\n")
+            told.write(f"{resident()} {below(campaign.tasks[0].measuring)}\n")
             told.flush()
     for _ in campaign.finish():
         pass
@@ -105,6 +111,7 @@ class Outcome:
     broken: int = 0  # lines that are no records
     kills: int = 0
     growth: int = 0  # bytes, the most of one process, from its tenth race to its last
+    below: int = 0  # the same of a process that measures
 
 
 def outcome(path: Path, kills: int) -> Outcome:
@@ -123,9 +130,10 @@ def outcome(path: Path, kills: int) -> Outcome:
             seen[r.group, r.trace] += 1
     out.doubled = sum(n - 1 for n in seen.values())
     for part in path.with_suffix(".memory").read_text().split("start\n"):
-        sizes = [int(x) for x in part.split()]
-        if len(sizes) > 10:
-            out.growth = max(out.growth, sizes[-1] - sizes[9])
+        sizes = [(int(a), int(b)) for a, b in map(str.split, part.splitlines()[9:])]
+        if sizes:
+            out.growth = max(out.growth, sizes[-1][0] - sizes[0][0])
+            out.below = max(out.below, sizes[-1][1] - sizes[0][1])
     return out
 
 
@@ -169,7 +177,9 @@ def main() -> int:
     print(f"{found.lines} trials in {time.monotonic() - began:.0f} s, {found.kills} kills")
     print(f"{found.doubled} measured twice, {found.broken} lines broken")
     print(f"decided: {', '.join(map(str, found.decided.values()))} times")
-    print(f"memory of a process grew by {found.growth / 2**20:.1f} MiB after its tenth race")
+    tuning, measuring = (x / 2**20 for x in (found.growth, found.below))
+    print(f"after its tenth race, a process that tunes grew by {tuning:.1f} MiB", end=", ")
+    print(f"one that measures by {measuring:.1f} MiB")
     good = found.lines == each * len(GROUPS) and not found.doubled and found.kills == given.kills
     return 0 if good and set(found.decided.values()) == {1} else 1
 

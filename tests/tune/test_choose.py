@@ -168,7 +168,7 @@ def test_names() -> None:
     assert [chooser(name, cache, 1).name for name in choosers.NAMES] == list(choosers.NAMES)
     with pytest.raises(Invalid, match="no way to choose called 'best'") as caught:
         chooser("best", cache, 1)
-    assert "'default', 'early', 'ranked' or 'timed'" in str(caught.value)
+    assert "'default', 'early', 'ranked', 'timed' or 'records'" in str(caught.value)
 
 
 # ---- with the clock
@@ -285,7 +285,7 @@ def test_programs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     report = explain(program)
     k = next(k for k, info in enumerate(report.kernels) if "matmul" in info.name)
     text = report.considered(k)
-    rules = dict.fromkeys(("default", "early"), "by the rules")
+    rules = dict.fromkeys(("default", "early", "records"), "by the rules")
     wanted = {**rules, "ranked": "estimated", "timed": "timed"}[name]
     assert wanted in text and any(wanted in e.message for e in events)
     again = compile_graph(g, Options(choose=name, tune_seconds=30), Log())

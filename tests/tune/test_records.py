@@ -75,7 +75,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
     assert Records.load(tmp_path / "none").records == []
-    with pytest.raises(Invalid, match="cannot be read from .*directory"):
+    with pytest.raises(Invalid, match=r"cannot be read from .*directory"):
         Records.load(tmp_path)
 
 

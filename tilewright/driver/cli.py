@@ -124,10 +124,22 @@ def argument_parser() -> argparse.ArgumentParser:
         if name == "tune":
             made.add_argument("--trials", type=_positive, default=64, help="of a kernel, at most")
             made.add_argument("--minutes", type=float, default=10.0, help="in all, at most")
-            made.add_argument("--search", default="evolution", help="how (evolution, random, …)")
-            made.add_argument("--model", default="auto", help="what guesses: learned or analytic")
-            made.add_argument("--seed", type=int, default=0)
-            made.add_argument("--records", type=Path, metavar="FILE", help="keep them there")
+            made.add_argument(
+                "--search", default="evolution", metavar="NAME",
+                help="evolution, random, exhaustive, annealing, descent or bayesian",
+            )  # fmt: skip
+            made.add_argument(
+                "--model", default="auto", metavar="NAME", help="what guesses: learned or analytic"
+            )
+            made.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
+            made.add_argument(
+                "--records", type=Path, metavar="FILE",
+                help="where measurements are kept (as TILEWRIGHT_RECORDS says)",
+            )  # fmt: skip
+            made.epilog = (
+                "All that was measured is on disk at any time: the same command goes on after "
+                "Ctrl-C or a kill. Every later compile uses what was decided."
+            )
             made.add_argument("--fleet", metavar="ADDRESS", help=f"measure there: {ADDRESS}")
             made.add_argument("--page", type=Path, metavar="FILE.html", help="with curves")
         if name == "explain":

@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Nest, find
+from tilewright.kernel.nest import Nest, find, loop_names
 from tilewright.runtime.device import HOST, DeviceKernel, Host
 from tilewright.tune.measuring import race, worker
 
@@ -69,10 +69,10 @@ class Harm:
 
 
 class Device(Host):
-    def kernel(self, nest: Nest, target: Target):  # type: ignore[no-untyped-def,override]
-        made = HOST.kernel(nest, target)
-        inner = find(nest, "y.i.1")
-        factor = int(D.bounds(inner[0][0].extent)[1]) if inner else 0
+    def kernel(self, nest: Nest, target: Target, code: bytes = b""):  # type: ignore
+        made = HOST.kernel(nest, target, code)
+        alone = loop_names(nest) == ["y.i.0", "y.i.1", "y.j"]  # no other steps
+        factor = int(D.bounds(find(nest, "y.i.1")[0][0].extent)[1]) if alone else 0
         if factor == BUG:
             raise KeyError("a mistake of the emitter")
         return Harm(made, factor) if factor in range(2, 9) else made

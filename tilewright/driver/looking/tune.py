@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tilewright.base import knobs
-from tilewright.base.errors import Invalid, TilewrightError
+from tilewright.base.errors import Invalid, TilewrightError, require
 from tilewright.driver.looking.curves import best_so_far, page_of, plot, time_text
 from tilewright.driver.looking.fleet import means
 from tilewright.driver.looking.tables import count, new_table, rendered
@@ -50,6 +50,7 @@ def tune(
 ) -> int:
     """Tune the kernels of a program, and tell what was gained. Ctrl-C ends the search: what was
     found is decided on, or left for the next run where there is another Ctrl-C."""
+    require(minutes > 0, f"{minutes:g} minutes are no time", hint="such as --minutes 10")
     search_named(search)  # or a word about it before anything is measured
     known = Records.load(records or knobs.records_file())
     _told(known, console)
