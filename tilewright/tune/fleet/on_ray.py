@@ -247,18 +247,26 @@ def local_cluster(threads: Sequence[int]) -> Iterator[Any]:
         cluster.shutdown()
 
 
+# How a connection by HTTP/2 begins, which Ray uses: a greeting, and a frame without settings. The
+# fourth byte of what a server answers says that these are its settings.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
 def _answers(address: str) -> None:
     """An error in seconds, where Ray would try for minutes."""
     machine, _, port = address.rpartition(":")
     if not machine or not port.isdigit():
         raise Invalid(f"{address!r} names no fleet", hint=f"it is {ADDRESS}")
+    hint = "start a cluster there with `ray start --head --port=PORT`"
     try:
-        socket.create_connection((machine, int(port)), ANSWER).close()
+        with socket.create_connection((machine, int(port)), ANSWER) as there:
+            there.sendall(_GREETING)
+            answer = there.recv(9, socket.MSG_WAITALL)
     except OSError as why:
-        raise Invalid(
-            f"nothing answers at {address}: {why.strerror or why}",
-            hint="start a cluster there with `ray start --head --port=PORT`",
-        ) from None
+        said = f"nothing answers at {address}: {why.strerror or why}"
+        raise Invalid(said, hint=hint) from None
+    if answer[3:4] != b"\x04":
+        raise Invalid(f"what answers at {address} is no cluster of Ray", hint=hint)
 
 
 def _ray() -> Any:
