@@ -141,6 +141,8 @@ __all__ = [
     "var",
 ]
 
+_TUNE = "tilewright.driver.te.tune"
+
 # Declares the instructions that `tensorize` knows by name.
 families()
 
@@ -149,5 +151,5 @@ def __getattr__(name: str) -> Any:
     """What tunes is loaded when it is used: expressions and schedules need none of it."""
     if name != "tune":
         raise AttributeError(f"module 'tilewright.te' has no attribute {name!r}")
-    found = globals()["tune"] = import_module("tilewright.driver.te.tune").tune
+    found = globals()["tune"] = import_module(_TUNE).tune
     return found

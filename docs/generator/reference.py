@@ -41,8 +41,12 @@ FACES = (
         "tilewright.te",
         "te",
         "Tensor expressions and schedules in TVM's spelling.",
-        (("te.create_schedule(…)[tensor]", "tilewright.lang.te.handle.StageHandle"),),
+        (
+            ("te.create_schedule(…)[tensor]", "tilewright.lang.te.handle.StageHandle"),
+            ("te.tune(…)", "tilewright.driver.te.tune.Tuned"),
+        ),
     ),
+    Face("tilewright.tune", "tune", "Choices that `te.tune` and `tw.autotune` make by measuring."),
     Face("tilewright.language", "tl", "The tile language, Triton's names, imported as `tl`."),
     Face("tilewright.testing", "tw.testing", "Timing, comparing and reporting kernels."),
 )

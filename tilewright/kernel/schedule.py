@@ -25,6 +25,7 @@ from tilewright.kernel.defaults.inlining import edges_in_lanes, inline_maps
 from tilewright.kernel.defaults.maps import schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows, short_columns
 from tilewright.kernel.defaults.scheduler import Applied, Scheduler
+from tilewright.kernel.defaults.sums_out import with_plain_outputs
 from tilewright.kernel.defaults.tile_kernels import schedule_programs
 from tilewright.kernel.defaults.totals import schedule_totals
 from tilewright.kernel.group import Group, Stage
@@ -46,6 +47,16 @@ def default_schedule(
         return schedule_programs(group, target)
     if target.grid is not None:
         return grid_schedule(group, target, choices)
+    first, plain = with_plain_outputs(group)
+    if first:
+        try:
+            trace = (*first, *default_schedule(plain, target, choices, applied)[0])
+            nest = applied.start(group)
+            for step in trace:
+                nest = applied.apply(step, nest)
+            return trace, nest
+        except Refused:
+            pass
     s = _chained(group, target, choices, applied)
     if s is not None:
         return tuple(s.trace), s.nest

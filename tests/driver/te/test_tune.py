@@ -44,7 +44,9 @@ class Ruled:
     def __init__(self) -> None:
         self.traces: list[str] = []
 
-    def __call__(self, _: Measuring, group: str, traces: Sequence[str]) -> list[Verdict]:
+    def __call__(
+        self, _: Measuring, group: str, traces: Sequence[str], rounds: int | None = None
+    ) -> list[Verdict]:
         self.traces += traces[1:]
         return [self._verdict(t) for t in traces]
 
@@ -119,6 +121,21 @@ def test_it_measures() -> None:
     found = te.tune(rows, 48, trials=2, search="random", model="analytic")
     assert found.measured == 2 and found.seconds > 0 and found.usual > 0
     assert not any(t.verdict.fault for t in found.trials)
+
+
+def test_templates_for_a_gpu(ruled: Ruled) -> None:
+    def threads(n: int) -> tuple[te.Schedule, list[te.Tensor]]:
+        a = te.placeholder((n,), name="A")
+        b = te.compute((n,), lambda i: te.exp(a[i]), name="B")
+        s = te.create_schedule(b.op)
+        block, thread = s[b].split(b.op.axis[0], tune.choice("threads", [6, 12, 24]))
+        s[b].bind(block, te.thread_axis("blockIdx.x"))
+        s[b].bind(thread, te.thread_axis("threadIdx.x"))
+        return s, [a, b]
+
+    found = te.tune(threads, 960, trials=3, target="cuda:90", search="exhaustive", model="analytic")
+    assert found.given == {"threads": 12} and found.target.grid is not None
+    assert all("Synchronise()" in t for t in ruled.traces), "as tw.build finishes them"
 
 
 # ---- bad input

@@ -259,8 +259,8 @@ def check_records(path: Path, console: Console) -> int:
 def rerun(path: Path, target: Target, console: Console) -> int:
     """A reproducer once more: 1 where it still shows a mistake."""
     r = load_reproducer(path)
-    if r.target != target.key():
-        said = f"it was found on {r.target}; this machine is {target.key()}"
+    if r.target != target.machine_key():
+        said = f"it was found on {r.target}; this machine is {target.machine_key()}"
         console.print(f"[yellow]another target:[/] {said}", highlight=False, soft_wrap=True)
     measuring = Measuring(target, r.threads)
     try:

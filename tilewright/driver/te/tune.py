@@ -17,7 +17,7 @@ from tilewright.driver.te.build import Lowered, build, runs_here, target_of
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Nest
-from tilewright.kernel.step import Trace, print_trace
+from tilewright.kernel.step import Trace
 from tilewright.kernel.text import group_text
 from tilewright.lang.te.expression import Tensor
 from tilewright.lang.te.schedule import Schedule
@@ -107,11 +107,10 @@ def tune(
                 new += len(some)
                 for _ in some:
                     advance()
-        if new:
-            list(campaign.finish())
+        list(campaign.finish())
     finally:
         measuring.close()
-    best, seconds, usual = _best(task, known)
+    best, seconds, usual = _best(task)
     with choices_given(space.relevant(best.given)):
         schedule, arguments = _made(function(*args), make.name)
     tried = tuple(task.tuning.trials)
@@ -161,20 +160,16 @@ def _made(found: object, name: str) -> Made:
     )
 
 
-def _best(task: Task, known: Records) -> tuple[Point, float, float]:
-    """The winner of the last race; where nothing was measured now, or the default schedule won, the
-    one that was recorded as the best, or else the fastest trial. With its seconds and those of the
-    default schedule in the same race."""
+def _best(task: Task) -> tuple[Point, float, float]:
+    """What won the last race, now or in an earlier run; where that is no schedule of the template,
+    its fastest trial. With its seconds and those of the default schedule in the same race."""
     tuning = task.tuning
     points = {m.point.trace: m.point for m in tuning.state.measured}
+    best = task.winner if task.winner is not None and task.winner.trace in points else None
     timed = [t for t in tuning.trials if t.ratio is not None]
-    recorded = known.best().get((task.text, task.target.key(), task.measuring.threads))
-    best = task.winner
-    if best is None and recorded is not None:
-        best = next((t for t in timed if print_trace(t.trace) == recorded.trace), None)
     best = best or min(timed, key=lambda t: t.ratio or 0.0, default=None)
     if best is None or not best.ratio or not best.verdict.seconds:
         first = next((t.verdict for t in tuning.trials), None)
-        why = tuning.problem or (f"{first.fault}: {first.why}" if first else "time was up")
+        why = task.problem or (f"{first.fault}: {first.why}" if first else "time was up")
         raise Invalid(f"no schedule of {task.names[0]} was measured: {why}")
     return points[best.trace], best.verdict.seconds, best.verdict.seconds / best.ratio

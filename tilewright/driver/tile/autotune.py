@@ -3,7 +3,8 @@
 Times are cached on disk one by one: per kernel, machine, key and configuration. When a
 configuration is added to the list, only that one is timed. Configurations that differ only in
 options for a GPU (its warps, its stages) are one kernel on a processor: it is compiled and timed
-once. On a GPU they are several, timed by its own clock.
+once. On a GPU they are several, timed by its own clock. Configurations take turns while they are
+timed. Where a space is given, a search proposes more of them (`ranges.py`).
 """
 
 from __future__ import annotations
@@ -12,100 +13,34 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
 from tilewright.base.untraced import untraced
+from tilewright.driver.tile.config import Config, Launch, Times, Timings
 from tilewright.driver.tile.devices import GPU, gpu_among
 from tilewright.driver.tile.jit import JITFunction, KernelInterface
 from tilewright.driver.tile.launch import executor
-from tilewright.driver.tile.testing import do_bench
+from tilewright.driver.tile.progress import Shown
+from tilewright.driver.tile.testing import ROUNDS, do_bench, in_turns, quantile
 from tilewright.lang.tile.front.diagnostics import StaticAssertionError
 from tilewright.lang.tile.front.functions import ConstexprFunction, TileFunction
 from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
 
-_SHOW_AFTER_S = 2.0  # progress of what takes longer is shown
 _KIND = "tile-times"
 QUANTILES = (0.5, 0.2, 0.8)
-Times = tuple[float, float, float]
 FAILED: Times = (float("inf"), float("inf"), float("inf"))
 # Callbacks that get the result of each tuning.
 LISTENERS: dict[str, Callable[..., Any]] = {}
-
-
-class Config:
-    """One way to choose the constants of a kernel (`kwargs`). The other fields say how a GPU shares
-    out work and are ignored by a CPU; `pre_hook` is called with all arguments before a launch."""
-
-    def __init__(
-        self,
-        kwargs: Mapping[str, Any],
-        num_warps: int = 4,
-        num_stages: int = 3,
-        num_ctas: int = 1,
-        maxnreg: int | None = None,
-        pre_hook: Callable[..., Any] | None = None,
-        ir_override: str | None = None,
-    ):
-        self.kwargs = dict(kwargs)
-        self.num_warps = num_warps
-        self.num_stages = num_stages
-        self.num_ctas = num_ctas
-        self.maxnreg = maxnreg
-        self.pre_hook = pre_hook
-        self.ir_override = ir_override
-
-    def all_kwargs(self) -> dict[str, Any]:
-        """What a launch is given."""
-        options = {
-            "num_warps": self.num_warps,
-            "num_ctas": self.num_ctas,
-            "num_stages": self.num_stages,
-            "maxnreg": self.maxnreg,
-            "ir_override": self.ir_override,
-        }
-        return {**self.kwargs, **{k: v for k, v in options.items() if v is not None}}
-
-    def __str__(self) -> str:
-        fields = {
-            **self.kwargs,
-            "num_warps": self.num_warps,
-            "num_ctas": self.num_ctas,
-            "num_stages": self.num_stages,
-            "maxnreg": self.maxnreg,
-            "ir_override": self.ir_override,
-        }
-        return ", ".join(f"{k}: {v}" for k, v in fields.items())
-
-    def __repr__(self) -> str:
-        return f"Config({self})"
-
-    def _identity(self) -> tuple[Any, ...]:
-        return (*self.all_kwargs().items(), self.pre_hook)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
+_RANGES = "tilewright.driver.tile.ranges"  # loaded where a space is given
 
 
 class Autotuner(KernelInterface[Any]):
@@ -127,10 +62,13 @@ class Autotuner(KernelInterface[Any]):
         use_cuda_graph: bool = False,
         do_bench: Callable[..., Any] | None = None,
         cache_results: bool = True,
+        space: Mapping[str, Any] | None = None,
+        trials: int = 32,
+        search: str = "evolution",
     ):
         self.fn = fn
         self.arg_names = list(arg_names)
-        self.configs = list(configs) or [Config({})]
+        self.configs = list(configs)
         self.keys = [key] if isinstance(key, str) else list(key)
         self.reset_to_zero = list(reset_to_zero or ())
         self.restore_value = list(restore_value or ())
@@ -142,6 +80,11 @@ class Autotuner(KernelInterface[Any]):
                     where=f"{self.jit_function.file}:{self.jit_function.line}",
                     hint=f"its parameters are {', '.join(self.arg_names)}",
                 )
+        self.ranges: Any = None
+        if space is not None:
+            self.ranges = import_module(_RANGES).Ranges.of(space, self.jit_function, trials, search)
+            self.configs = self.ranges.listed(self.configs)
+        self.configs = self.configs or [Config({})]
         pruning = dict(prune_configs_by or {})
         self.perf_model = pruning.get("perf_model")
         self.configs_top_k = pruning.get("top_k", 1.0)
@@ -180,9 +123,8 @@ class Autotuner(KernelInterface[Any]):
         if warmup:
             return self._warmed(args, grid, kwargs)
         named = dict(zip(self.arg_names, args, strict=False))
-        config = (
-            self.configs[0] if len(self.configs) == 1 else self._chosen(args, named, grid, kwargs)
-        )
+        alone = len(self.configs) == 1 and self.ranges is None
+        config = self.configs[0] if alone else self._chosen(args, named, grid, kwargs)
         self.best_config = config
         if config.pre_hook is not None:
             config.pre_hook({**named, **kwargs, **config.all_kwargs()})
@@ -212,105 +154,145 @@ class Autotuner(KernelInterface[Any]):
             return found
         with self._lock:
             if key not in self.cache:
-                configs = self.prune_configs(kwargs, named)
-                self.cache[key] = (
-                    configs[0]
-                    if len(configs) == 1
-                    else self._fastest(configs, key, args, named, grid, kwargs)
-                )
+                launch = Launch(args, named, grid, kwargs, key)
+                self.cache[key] = self._decided(launch)
             return self.cache[key]
+
+    def _decided(self, launch: Launch) -> Config:
+        start = time.perf_counter()
+        found = Timings()
+        if self.ranges is None:
+            configs = self.prune_configs(launch.kwargs, launch.named)
+            if len(configs) == 1:
+                return configs[0]
+            with Shown(self.jit_function.name) as shown:
+                self.measure(configs, launch, found, shown)
+        else:
+            with Shown(self.jit_function.name) as shown:
+                self.ranges.search(self, launch, found, shown)
+        return self._told(found, launch, start)
 
     def prune_configs(
         self, kwargs: Mapping[str, Any], named: Mapping[str, Any] | None = None
     ) -> list[Config]:
         """The configurations worth timing for these arguments."""
         named = named or self.nargs or {}
-        configs = self.configs
-        if self.early_config_prune is not None:
-            configs = list(self.early_config_prune(configs, dict(named), **kwargs))
-            if not configs:
-                raise Invalid(
-                    f"autotune: early_config_prune leaves no configuration of "
-                    f"{self.jit_function.name}",
-                    hint="it has to give back at least one",
-                )
-        if self.perf_model is None:
+        configs = self.kept(self.configs, named, kwargs)
+        if not configs:
+            raise Invalid(
+                f"autotune: early_config_prune leaves no configuration of {self.jit_function.name}",
+                hint="it has to give back at least one",
+            )
+        return self.likely(configs, named, kwargs)
+
+    def kept(
+        self, configs: list[Config], named: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> list[Config]:
+        """Those that the user's function keeps."""
+        if self.early_config_prune is None:
+            return configs
+        return list(self.early_config_prune(configs, dict(named), **kwargs))
+
+    def likely(
+        self, configs: list[Config], named: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> list[Config]:
+        """The best of them by the user's model, if there is one."""
+        model = self.perf_model
+        if model is None:
             return configs
         top = self.configs_top_k
         if isinstance(top, float) and top <= 1.0:
             top = max(1, int(len(configs) * top))
         if not isinstance(top, int):
             raise Invalid(f"autotune: top_k of {top!r}", hint="an int, or a share up to 1.0")
-        model = self.perf_model
         return sorted(configs, key=lambda c: model(**{**named, **kwargs, **c.all_kwargs()}))[:top]
 
     # ---- timing
 
-    def _fastest(
+    def measure(
         self,
         configs: Sequence[Config],
-        key: tuple[Any, ...],
-        args: Sequence[Any],
-        named: Mapping[str, Any],
-        grid: Any,
-        kwargs: Mapping[str, Any],
-    ) -> Config:
-        start = time.perf_counter()
-        conflicts = sorted({k for c in configs for k in c.kwargs} & kwargs.keys())
+        launch: Launch,
+        found: Timings,
+        shown: Shown,
+        final: bool = False,
+    ) -> None:
+        """Times configurations beside each other, or reads times from the disk. Those of a `final`
+        race are kept apart: they are compared with nothing but each other."""
+        conflicts = sorted({k for c in configs for k in c.kwargs} & launch.kwargs.keys())
         if conflicts:
             raise Invalid(
                 f"{self.jit_function.name} is given {', '.join(conflicts)}, which autotune chooses",
                 hint="leave them out of the call",
             )
         cache = Cache.from_knobs(self.log) if self.cache_results else None
-        gpu = gpu_among((*named.values(), *kwargs.values()))
-        about = self._about(key, gpu)
-        problems: dict[Config, Exception] = {}
-        timings: dict[Config, Times] = {}
+        about = self._about(launch.key, launch.gpu)
+        if final:
+            about.append(f"beside {sorted(self._here(c, launch.gpu) for c in configs)}")
         todo: list[tuple[str, list[Config]]] = []
-        for alike in self._alike(configs, named, grid, kwargs, gpu):
-            entry = json.dumps([*about, self._here(alike[0], gpu)])
+        for alike in self._alike(configs, launch):
+            entry = json.dumps([*about, self._here(alike[0], launch.gpu)])
             known = None if cache is None or alike[0].pre_hook else _read(cache, entry)
-            timings.update(dict.fromkeys(alike, known or FAILED))
+            found.times.update(dict.fromkeys(alike, known or FAILED))
             if known is None:
                 todo.append((entry, alike))
-        timed = 0
-        with _Shown(self.jit_function.name) as shown:
-            self._make([alike[0] for _, alike in todo], args, grid, kwargs, shown)
-            shown.begin("timing", len(todo))
-            for entry, alike in todo:
-                try:
-                    found = self._timed(args, named, grid, kwargs, alike[0])
-                    timed += 1
-                    timings.update(dict.fromkeys(alike, found))
-                    if cache is not None and not alike[0].pre_hook:
-                        cache.put(_KIND, entry, json.dumps(found).encode())
-                except TilewrightError as problem:
-                    problems.update(dict.fromkeys(alike, problem))
-                shown.advance()
-        if len(problems) == len(timings):
-            raise next(iter(problems.values()))
-        for c, problem in problems.items():
+        first = [alike[0] for _, alike in todo]
+        self._make(first, launch, shown)
+        times = self._times(first, launch, shown)
+        for (entry, alike), took in zip(todo, times, strict=True):
+            if isinstance(took, TilewrightError):
+                found.problems.update(dict.fromkeys(alike, took))
+                continue
+            found.timed += 1
+            found.times.update(dict.fromkeys(alike, took))
+            if cache is not None and not alike[0].pre_hook:
+                cache.put(_KIND, entry, json.dumps(took).encode())
+
+    def _times(
+        self, configs: Sequence[Config], launch: Launch, shown: Shown
+    ) -> list[Times | TilewrightError]:
+        calls = [
+            self._call(launch.args, launch.named, launch.grid, launch.kwargs, c) for c in configs
+        ]
+        if self._do_bench is None:
+            warmup, rep = self._budget
+            shown.begin("timing", ROUNDS)
+            found = in_turns(calls, warmup, rep, shown.advance)
+            return [_summary(x) if isinstance(x, list) else x for x in found]
+        shown.begin("timing", len(calls))
+        out: list[Times | TilewrightError] = []
+        for call in calls:  # by the user's function, which times one
+            try:
+                out.append(self._benched(call))
+            except TilewrightError as problem:
+                out.append(problem)
+            shown.advance()
+        return out
+
+    def _told(self, found: Timings, launch: Launch, start: float) -> Config:
+        """The fastest; whoever wants to know is told."""
+        best, timings = found.best, found.times
+        for c, problem in found.problems.items():
             self.log.add("autotune", f"{self.jit_function.name}: {c} fails: {problem}")
-        best = min(timings, key=lambda c: timings[c])
         self.configs_timings = timings
         self.bench_time = time.perf_counter() - start
-        if timed:
-            self.pre_hook({**named, **kwargs, **best.all_kwargs()}, reset_only=True)
+        if found.timed:
+            given = {**launch.named, **launch.kwargs, **best.all_kwargs()}
+            self.pre_hook(given, reset_only=True)
         self.log.add(
             "autotune",
-            f"{self.jit_function.name} for {key}: {best} ({timings[best][0]:.4g} ms; {timed} of "
-            f"{len(configs)} timed in {self.bench_time:.2f} s)",
+            f"{self.jit_function.name} for {launch.key}: {best} ({timings[best][0]:.4g} ms; "
+            f"{len(timings)} configurations, {found.timed} timed in {self.bench_time:.2f} s)",
             where=f"{self.jit_function.file}:{self.jit_function.line}",
         )
         for listener in LISTENERS.values():
             listener(
                 fn=self.jit_function,
-                key=key,
+                key=launch.key,
                 best_config=best,
                 configs_timings=timings,
-                duration=self.bench_time if timed else None,
-                cache_hit=not timed,
+                duration=self.bench_time if found.timed else None,
+                cache_hit=not found.timed,
             )
         return best
 
@@ -322,34 +304,24 @@ class Autotuner(KernelInterface[Any]):
             f"{n}: {_constant_text(v)}" for n, v in {**config.kwargs, **chosen}.items()
         )
 
-    def _alike(
-        self,
-        configs: Sequence[Config],
-        named: Mapping[str, Any],
-        grid: Any,
-        kwargs: Any,
-        gpu: int | None = None,
-    ) -> list[list[Config]]:
-        """The configurations, those together that launch the same kernel over the same grid."""
+    def identity(self, config: Config, launch: Launch) -> tuple[Hashable, ...]:
+        """What is the same for configurations that launch the same kernel over the same grid."""
+        over = launch.grid
+        if callable(over):
+            try:
+                over = repr(over({**launch.named, **launch.kwargs, **config.all_kwargs()}))
+            except Exception:  # the launch raises the error
+                over = id(config)
+        return self._here(config, launch.gpu), config.pre_hook, over
+
+    def _alike(self, configs: Sequence[Config], launch: Launch) -> list[list[Config]]:
+        """The configurations, those together that are the same here."""
         groups: dict[Any, list[Config]] = {}
         for c in configs:
-            over = grid
-            if callable(grid):
-                try:
-                    over = repr(grid({**named, **kwargs, **c.all_kwargs()}))
-                except Exception:  # the launch raises the error
-                    over = id(c)
-            groups.setdefault((self._here(c, gpu), c.pre_hook, over), []).append(c)
+            groups.setdefault(self.identity(c, launch), []).append(c)
         return list(groups.values())
 
-    def _make(
-        self,
-        configs: Sequence[Config],
-        args: Sequence[Any],
-        grid: Any,
-        kwargs: Mapping[str, Any],
-        shown: _Shown,
-    ) -> None:
+    def _make(self, configs: Sequence[Config], launch: Launch, shown: Shown) -> None:
         """Compile before anything is timed, several at once: nothing else may run while timing."""
         jobs = knobs.compile_jobs.get() or host().cores or 1
         # Hooks change arguments, and with them maybe the kernel: those compile when they run.
@@ -360,7 +332,8 @@ class Autotuner(KernelInterface[Any]):
 
         def make(c: Config) -> None:
             with suppress(Exception):  # raised again when it is timed
-                self.fn.run(*args, grid=grid, warmup=True, **{**kwargs, **c.all_kwargs()})
+                given = {**launch.kwargs, **c.all_kwargs()}
+                self.fn.run(*launch.args, grid=launch.grid, warmup=True, **given)
 
         with ThreadPoolExecutor(jobs) as pool:
             for _ in pool.map(make, free):
@@ -385,7 +358,7 @@ class Autotuner(KernelInterface[Any]):
             )
         named = dict(zip(self.arg_names, args, strict=False))
         try:
-            return list(self._timed(args, named, grid, meta, config))
+            return list(self._benched(self._call(args, named, grid, meta, config)))
         except StaticAssertionError:
             return [math.inf] * 3
 
@@ -393,14 +366,15 @@ class Autotuner(KernelInterface[Any]):
     def do_bench(self) -> Callable[..., Any]:
         return self._do_bench or do_bench
 
-    def _timed(
+    def _call(
         self,
         args: Sequence[Any],
         named: Mapping[str, Any],
         grid: Any,
         kwargs: Mapping[str, Any],
         config: Config,
-    ) -> Times:
+    ) -> Callable[[], None]:
+        """A launch between the hooks of whoever tunes."""
         given = {**kwargs, **config.all_kwargs()}
         everything = {**named, **given}
 
@@ -415,16 +389,21 @@ class Autotuner(KernelInterface[Any]):
                 raise
             self.post_hook(everything, exception=None)
 
+        return call
+
+    @property
+    def _budget(self) -> tuple[float, float]:
+        """Milliseconds before and while a configuration is timed."""
+        warmup = 10 if self.num_warmups is None else self.num_warmups
+        return warmup, 40 if self.num_reps is None else self.num_reps
+
+    def _benched(self, call: Callable[[], None]) -> Times:
+        """Of one launch, by itself."""
         if self._do_bench is not None:
             low = self._do_bench(call, quantiles=QUANTILES)
         else:
-            low = do_bench(
-                call,
-                warmup=10 if self.num_warmups is None else self.num_warmups,
-                rep=40 if self.num_reps is None else self.num_reps,
-                quantiles=QUANTILES,
-                flush=False,
-            )
+            warmup, rep = self._budget
+            low = do_bench(call, warmup=warmup, rep=rep, quantiles=QUANTILES, flush=False)
         times = list(low) if isinstance(low, (list, tuple)) else [low] * 3
         return (float(times[0]), float(times[1]), float(times[2]))
 
@@ -442,6 +421,11 @@ class Autotuner(KernelInterface[Any]):
         for name, value in self._copies.items():
             _write(given[name], value)
         self._copies = {}
+
+
+def _summary(samples: list[float]) -> Times:
+    middle, low, high = (quantile(samples, q) for q in QUANTILES)
+    return middle, low, high
 
 
 def _read(cache: Cache, entry: str) -> Times | None:
@@ -481,50 +465,9 @@ def _write(x: Any, value: Any) -> None:
         x[...] = value
 
 
-class _Shown:
-    """A line of progress, once something takes long."""
-
-    def __init__(self, name: str):
-        self.name, self.doing, self.total, self.done = name, "", 0, 0
-        self.start = time.perf_counter()
-        self.progress: Progress | None = None
-        self.task: TaskID | None = None
-
-    def __enter__(self) -> _Shown:
-        return self
-
-    def begin(self, doing: str, total: int) -> None:
-        self.doing, self.total, self.done = doing, total, 0
-        self._show()
-
-    def advance(self) -> None:
-        self.done += 1
-        self._show()
-
-    def _show(self) -> None:
-        late = time.perf_counter() - self.start > _SHOW_AFTER_S
-        if self.progress is None and late and self.done < self.total:
-            columns = (
-                TextColumn("autotune {task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-            )
-            self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
-            self.task = self.progress.add_task(self.name)
-            self.progress.start()
-        if self.progress is not None and self.task is not None:
-            what = f"{self.name}: {self.doing}"
-            self.progress.update(self.task, description=what, completed=self.done, total=self.total)
-
-    def __exit__(self, *_: object) -> None:
-        if self.progress is not None:
-            self.progress.stop()
-
-
 def autotune(
-    configs: Sequence[Config],
-    key: Sequence[str],
+    configs: Sequence[Config] = (),
+    key: Sequence[str] = (),
     prune_configs_by: Mapping[str, Any] | None = None,
     reset_to_zero: Iterable[str] | None = None,
     restore_value: Iterable[str] | None = None,
@@ -535,6 +478,10 @@ def autotune(
     use_cuda_graph: bool = False,
     do_bench: Callable[..., Any] | None = None,
     cache_results: bool = True,
+    *,
+    space: Mapping[str, Any] | None = None,
+    trials: int = 32,
+    search: str = "evolution",
 ) -> Callable[[Any], Autotuner]:
     """Times configurations of a kernel whenever the parameters in `key` have new values (or tensors
     another dtype), and launches the fastest.
@@ -543,6 +490,12 @@ def autotune(
     each run, those in `restore_value` get their values back. `prune_configs_by` may hold
     `early_config_prune(configs, arguments, **kwargs)`, and `perf_model(**arguments)` with `top_k`.
     Times are cached on disk unless `cache_results` is False.
+
+    `space` has ranges of constants, and of `num_warps` and the like: lists, `tune.factors(256)`,
+    `tune.choice`, `tune.flag`. A search (those of `tilewright tune`) proposes configurations, the
+    listed ones first, until `trials` are timed. What it does not mention is as in the first
+    configuration. One that `early_config_prune` does not keep, or that fails, is left out, and
+    `perf_model` says which are worth timing.
     """
 
     def decorated(fn: Any) -> Autotuner:
@@ -561,6 +514,9 @@ def autotune(
             use_cuda_graph,
             do_bench,
             cache_results,
+            space,
+            trials,
+            search,
         )
 
     return decorated

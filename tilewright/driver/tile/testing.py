@@ -21,10 +21,14 @@ from rich.console import Console
 from rich.table import Table
 
 from tilewright.base import knobs
-from tilewright.base.errors import Invalid, MissingExtra
+from tilewright.base.errors import Invalid, MissingExtra, TilewrightError
 from tilewright.targets import host
 
 MODES = ("min", "max", "mean", "median", "all")
+# Turns of functions that are timed beside each other.
+ROUNDS = 4
+# One leaves when its fastest time is longer than the leader's median by this part.
+BEHIND = 0.10
 _MOST_TICKS = 16
 # Two times of a call are too few, more than this add nothing.
 _MOST_CALLS = 100_000
@@ -107,6 +111,34 @@ def _by_events(
     each = max(sum(calls(5)) / 5, 1e-3)
     calls(max(1, min(int(warmup / each), _MOST_CALLS)))
     return calls(max(1, min(int(rep / each), _MOST_CALLS)))
+
+
+def in_turns(
+    functions: Sequence[Callable[[], Any]],
+    warmup: float,
+    rep: float,
+    advance: Callable[[], None] = lambda: None,
+) -> list[list[float] | TilewrightError]:
+    """Milliseconds of several functions, by `do_bench`, in turns: what slows a machine down for a
+    while slows all of them. Those that are clearly slower leave after a turn, those that were timed
+    for `rep` milliseconds too. One that fails has its error."""
+    found: list[list[float] | TilewrightError] = [[] for _ in functions]
+    left = list(range(len(functions)))
+    for k in range(ROUNDS):
+        timed: dict[int, list[float]] = {}
+        for i in left:
+            before = found[i]
+            try:
+                new = do_bench(
+                    functions[i], 0 if k else warmup, rep / ROUNDS, return_mode="all", flush=False
+                )
+                found[i] = timed[i] = [*before, *new] if isinstance(before, list) else new
+            except TilewrightError as problem:
+                found[i] = problem
+        best = min(map(statistics.median, timed.values()), default=0.0)
+        left = [i for i, x in timed.items() if sum(x) < rep and min(x) <= (1 + BEHIND) * best]
+        advance()
+    return found
 
 
 def do_bench_cudagraph(fn: Callable[[], Any], rep: float = 20, **options: Any) -> Any:
