@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,7 @@ def plain(nodes: int, target: Target) -> Iterator[Means]:
 
 
 def rate(nodes: int, seconds: float, with_ray: bool, console: Console) -> float:
-    """Trials of a minute, from the end of the first race to that of the last."""
+    """Trials of a minute with so many nodes."""
     target = targets.host()
     model = model_for("auto", target, console.print)
     used = means(f"local:{nodes}", target, console) if with_ray else plain(nodes, target)
@@ -103,9 +103,18 @@ def rate(nodes: int, seconds: float, with_ray: bool, console: Console) -> float:
             tasks, Records(Path(folder) / "r"), 10**6, until, by.lanes, by.proposing
         )
         ends = [(time.monotonic(), len(made)) for _, made in campaign.run()]
-    if len(ends) < 2:
-        raise SystemExit(f"{len(ends)} races ended in {seconds:g} s: give more --seconds")
-    return 60 * sum(n for _, n in ends[1:]) / (ends[-1][0] - ends[0][0])
+        lanes = by.lanes
+    return steady(ends, lanes, until)
+
+
+def steady(ends: Sequence[tuple[float, int]], lanes: int, until: float) -> float:
+    """Trials of a minute while all lanes are busy: from the end of the first race of the last lane,
+    when all processes have started, until no race begins any more."""
+    first = ends[lanes - 1][0] if len(ends) >= lanes else until
+    counted = [n for at, n in ends[lanes:] if at <= until]
+    if not counted:
+        raise SystemExit(f"{len(ends)} races of {lanes} lanes ended: give more --seconds")
+    return 60 * sum(counted) / (until - first)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.tune.fake_measuring import GROUPS, Fake
+from tests.tune.fleet_rate import steady
 from tilewright import targets
 from tilewright.tune.campaign import Campaign, tasks_of
 from tilewright.tune.measuring.measurer import Measurer
@@ -59,3 +60,11 @@ def test_an_error_of_a_race_ends_the_run_and_records_stay(tmp_path: Path) -> Non
         for _ in run:
             pass
     assert len(Records.load(path).records) >= 8
+
+
+def test_a_rate_counts_what_ends_while_all_lanes_are_busy() -> None:
+    """Not the first race of each lane, nor those that end after the last one began."""
+    ends = [(10.0, 8), (12.0, 8), (14.0, 8), (16.0, 8), (32.0, 8)]
+    assert steady(ends, 2, 22.0) == 60 * 16 / 10
+    with pytest.raises(SystemExit, match="give more --seconds"):
+        steady(ends[:2], 2, 22.0)
