@@ -20,7 +20,7 @@ from tilewright.superopt.terms import Equality, occurrences
 # Sizes of axes, all different; two of them add up to none of the others.
 PRIMES = (11, 13, 17, 19, 23, 29, 37, 41, 43, 53, 59, 61, 67, 71, 73, 79)
 # What most that follows needs, and what is asked of the few that are left.
-FEW, MANY = (Budget(seconds=600.0, members=n, rounds=r) for n, r in ((300, 3), (5000, 8)))
+FEW, MANY = (Budget(seconds=600.0, members=n, rounds=r) for n, r in ((300, 3), (2000, 6)))
 
 Progress = Callable[[Iterable[Equality], str], Iterable[Equality]]
 

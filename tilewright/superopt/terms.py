@@ -157,10 +157,11 @@ class Equality:
         return nodes_equal(*sides, "reals", self.positive)
 
     def has_proof(self) -> bool:
-        """Is it proved? Not where a side is too large for a normal form, or has none."""
+        """Is it proved? Not where a side is too large for a normal form, or has none, or where it
+        has no meaning: sizes that are equal in a space need not be equal always."""
         try:
             return self.is_proved()
-        except Unsupported:
+        except (Invalid, Unsupported):
             return False
 
     def nodes(self, sizes: Sizes, dtype: DType = f32) -> tuple[Node, Node]:
