@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.superopt.applied import rules_of
 from tilewright.superopt.shorten import gains, shortened
 from tilewright.superopt.text import parse_equality
 
@@ -29,7 +30,8 @@ def test_what_others_say_together_follows() -> None:
     found = [parse_equality(text) for text in (SCALED, MOVED, OTHER)]
     kept = shortened(found)
     assert len(kept) == 2
-    assert shortened(found, kept) == []
+    known = [r for e in kept for r in rules_of(e, str(e))]
+    assert shortened(found, known) == []
 
 
 def test_what_is_new_stays() -> None:

@@ -22,10 +22,10 @@ from tilewright.ir.node import Item, Node, item, node, topological
 from tilewright.ir.pattern import Apply, Match, Pattern, Rest, Rule, Var, filled_value
 from tilewright.ir.types import TupleType
 from tilewright.rewrites.proofs.equality import nodes_equal
-from tilewright.superopt.blocks import Kind, Made, Sizes
+from tilewright.superopt.blocks import Block, Kind, Made, Sizes, Times
 from tilewright.superopt.blocks import names as names_of
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, as_node, kind_of, leaves
-from tilewright.superopt.vocabulary import Bound, Instance
+from tilewright.superopt.vocabulary import Bound, Instance, Reshaped
 
 # Attributes that an equality found with one value may hold of with others.
 SETTINGS = ("stride", "padding", "dilation", "kernel", "divisor", "lo", "hi")
@@ -126,11 +126,14 @@ def fitted(
     if not _set(e.right if back else e.left, iter(matched), settings):
         return None
     others = tuple((k, v) for k, v in settings.items() if k[1] != v)
-    sizes = None if others else _sizes_of(e, bound)
+    parts: dict[str, Dim] = {}
+    if any(isinstance(b, Times) for x in e.leaves for b in x.kind):
+        _part_sizes(e.right if back else e.left, iter(matched), parts)
+    sizes = None if others else _sizes_of(e, bound, parts)
     if sizes is not None:
         return e, sizes
     names: dict[Dim, str] = {}
-    kinds = tuple(_kind_at(x, bound[x.name], names) for x in e.leaves)
+    kinds = tuple(_kind_at(x, bound[x.name], names, parts) for x in e.leaves)
     made = at_kinds(e, kinds, others)
     return None if made is None else (made, Sizes({name: d for d, name in names.items()}))
 
@@ -159,28 +162,50 @@ def _main(matched: Iterator[Node]) -> Node | None:
     return n
 
 
-def _kind_at(x: Leaf, n: Node, names: dict[Dim, str]) -> Kind:
+def _part_sizes(t: Tree, matched: Iterator[Node], parts: dict[str, Dim]) -> bool:
+    """Notes what names of sizes stand for by the results of operators that matched: where an axis
+    is two, its own size does not say it."""
+    if isinstance(t, Leaf):
+        return True
+    n, kind = _main(matched), kind_of(t)
+    if n is None or kind is None:
+        return False
+    for b, d in zip(kind[::-1], n.shape[::-1]):
+        if isinstance(b, str):
+            parts.setdefault(b, d)
+    return all(_part_sizes(x, matched, parts) for x in t.operands)
+
+
+def _kind_at(x: Leaf, n: Node, names: dict[Dim, str], parts: Mapping[str, Dim]) -> Kind:
     """Axes of one element are repeated, and windows stay numbers; others are alike where their
     sizes are."""
     own = (*("" for _ in range(n.rank - len(x.kind))), *x.kind[max(0, len(x.kind) - n.rank) :])
-    return tuple(
-        d
-        if isinstance(d, int) and (d <= 1 or isinstance(b, int))
-        else names.setdefault(d, f"n{len(names)}")
-        for b, d in zip(own, n.shape, strict=True)
-    )
+
+    def block(b: Block, d: Dim) -> Block:
+        if isinstance(d, int) and (d <= 1 or isinstance(b, int)):
+            return d
+        if isinstance(b, Times) and names_of(b) <= set(parts):
+            first, second = (Sizes(parts).of(y) for y in (b.first, b.second))
+            if D.known_eq(first * second, d):
+                return Times.of(block(b.first, first), block(b.second, second))
+        return names.setdefault(d, f"n{len(names)}")
+
+    return tuple(block(b, d) for b, d in zip(own, n.shape, strict=True))
 
 
-def _sizes_of(e: Equality, bound: Mapping[str, Node]) -> Sizes | None:
+def _sizes_of(e: Equality, bound: Mapping[str, Node], parts: Mapping[str, Dim]) -> Sizes | None:
     """What the names of sizes stand for; None where a tensor is not of its leaf's kind."""
-    named: dict[str, Dim] = {}
+    named: dict[str, Dim] = dict(parts)
     for x in e.leaves:
         n = bound[x.name]
         if n.rank != len(x.kind):
             return None
         for block, d in zip(x.kind, n.shape, strict=True):
-            want = named.setdefault(block, d) if isinstance(block, str) else block
-            if isinstance(want, (tuple, Made)) or not D.known_eq(want, d):
+            if isinstance(block, str):
+                named.setdefault(block, d)
+            if isinstance(block, (tuple, Made)) or not names_of(block) <= set(named):
+                return None
+            if not D.known_eq(Sizes(named).of(block), d):
                 return None
     return Sizes(named)
 
@@ -258,7 +283,7 @@ def _shifted(x: Instance, more: int) -> Instance:
 
 
 def _moved(name: str, value: Any, more: int) -> Any:
-    if isinstance(value, Bound):
+    if isinstance(value, (Bound, Reshaped)):
         return replace(value, axis=value.axis + more)
     match name:
         case "axis":

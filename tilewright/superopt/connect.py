@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.superopt.blocks import Block, Kind
+from tilewright.superopt.blocks import Block, Kind, Times
 from tilewright.superopt.enumerate import Programs, Space
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, leaves
 
@@ -242,10 +242,16 @@ def fits(given: Sequence[Leaf], kinds: Sequence[Kind]) -> bool:
     for x, kind in zip(given, kinds, strict=True):
         if len(x.kind) != len(kind):
             return False
-        for a, b in zip(x.kind, kind, strict=True):
-            if (named.setdefault(a, b) if isinstance(a, str) else a) != b:
-                return False
+        if not all(_is(a, b, named) for a, b in zip(x.kind, kind, strict=True)):
+            return False
     return True
+
+
+def _is(a: Block, b: Block, named: dict[Block, Block]) -> bool:
+    """Is the second block what the first stands for, whose names stand for others?"""
+    if isinstance(a, Times) and isinstance(b, Times):
+        return _is(a.first, b.first, named) and _is(a.second, b.second, named)
+    return (named.setdefault(a, b) if isinstance(a, str) else a) == b
 
 
 class Parts:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.ir.pattern import Rule
 from tilewright.superopt.connect import Edges, Nodes, Parts
 from tilewright.superopt.enumerate import Space
 from tilewright.superopt.generalise import generalised
@@ -33,8 +34,8 @@ class Reduced:
         self.rules: list[Equality] = []
         self.tried: dict[Equality, bool] = {}  # is it proved?
         for n in range(1, len(space.levels) + 1):
-            # Rules are small that way: what follows only from larger programs is one more rule. What
-            # was refused is not taken for equal where it is an operand.
+            # Operands are smaller programs, so that rules are small: what follows only from larger
+            # ones is a rule of its own. What was refused is not taken for equal as an operand.
             self.nodes.use(self.parts.aside[self.parts.label] == 0, n)
             self.parts.begin(n)
             self._apply(self.rules)
@@ -116,7 +117,7 @@ class Mined:
 def mine(
     found: Reduced,
     seed: int = 0,
-    known: Sequence[Equality] = (),
+    known: Sequence[Rule] = (),
     progress: Progress = lambda found, what: found,
 ) -> Mined:
     """The rules of a space that both provers take, but for those that gain nothing and those that

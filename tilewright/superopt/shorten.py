@@ -86,19 +86,19 @@ def _sides(e: Equality) -> tuple[Node, ...]:
 
 def shortened(
     found: Sequence[Equality],
-    known: Sequence[Equality] = (),
+    known: Sequence[Rule] = (),
     progress: Progress = lambda found, what: found,
 ) -> list[Equality]:
     """Those that do not follow from the others and from what is known, the smallest first. One that
     gains nothing is left out too, unless one that gains follows from it."""
     kept: list[Equality] = []
-    rules = {e: rules_of(e, str(e)) for e in (*found, *known)}
+    rules = {e: rules_of(e, str(e)) for e in found}
     of = {r.label: e for e, directions in rules.items() for r in directions}
     by: dict[Equality, list[Equality]] = {}  # from which one that is left out follows
 
     def left_out(e: Equality, budget: Budget) -> bool:
-        others = [r for x in (*known, *(x for x in kept if x is not e)) for r in rules[x]]
-        names = _derived(e, others, budget)
+        others = (r for x in kept if x is not e for r in rules[x])
+        names = _derived(e, (*known, *others), budget)
         if names is not None:
             by[e] = [of[x] for x in names if x in of]
         return names is not None

@@ -13,11 +13,11 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, require
 from tilewright.ir.node import Op
 from tilewright.ir.operator import OPERATORS
 from tilewright.ir.types import TensorType, TupleType, f64
-from tilewright.superopt.blocks import Kind, Marks, Sized, Sizes
+from tilewright.superopt.blocks import Kind, Marks, Sized, Sizes, Times
 
 Attributes = tuple[tuple[str, Any], ...]
 # Values of an attribute that are taken from samples.
@@ -75,6 +75,36 @@ class Bound(Sized):
 
     def __str__(self) -> str:
         return self.end if self.end in ("first", "last") else "middle"
+
+
+@dataclass(frozen=True)
+class Reshaped(Sized):
+    """The shape of an operand with one change: an axis and the next one are one (`joined`), an axis
+    that is two is `parted`, an axis of one element is there (`widened`) or not (`narrowed`)."""
+
+    change: str
+    axis: int
+
+    def of(self, sizes: Sizes, kinds: Sequence[Kind]) -> Any:
+        require(len(kinds) > 0, "an operand has no kind")
+        return tuple(map(sizes.of, self.kind(kinds[0])))
+
+    def kind(self, kind: Kind) -> Kind:
+        """It raises where this cannot be done with an operand of this kind."""
+        before, at, after = kind[: self.axis], kind[self.axis :][:1], kind[self.axis + 1 :]
+        match self.change, *at, *after[:1]:
+            case "joined", first, second:
+                return (*before, Times.of(first, second), *after[1:])
+            case "parted", Times(first, second), *_:
+                return (*before, first, second, *after)
+            case "widened", *_ if self.axis <= len(kind):
+                return (*before, 1, *at, *after)
+            case "narrowed", 1, *_:
+                return (*before, *after)
+        raise Invalid(f"axis {self.axis} cannot be {self.change}")
+
+    def __str__(self) -> str:
+        return f"{self.change}({self.axis})"
 
 
 @dataclass(frozen=True)
@@ -150,6 +180,21 @@ def _slices(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
                 yield ("axis", k), ("start", start), ("stop", stop)
 
 
+def _reshapes(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
+    """Neighbours as one axis and back; an axis of one element more or less, but for those that
+    broadcasting adds anyway."""
+    (kind,) = kinds
+    for k, block in enumerate(kind):
+        if k + 1 < len(kind) and not isinstance(block, int) and not isinstance(kind[k + 1], int):
+            yield (("shape", Reshaped("joined", k)),)
+        if isinstance(block, Times):
+            yield (("shape", Reshaped("parted", k)),)
+        if block == 1:
+            yield (("shape", Reshaped("narrowed", k)),)
+        elif 1 not in kind:
+            yield (("shape", Reshaped("widened", k + 1)),)
+
+
 def _concats(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
     """Along axes whose sizes are named: windows of a convolution stay as they are."""
     for k in range(min(map(len, kinds))):
@@ -212,6 +257,7 @@ _CHOICES: dict[str, Callable[[tuple[Kind, ...]], Iterator[Any]]] = {
 }
 _SPECIAL: dict[str, Callable[[tuple[Kind, ...]], Iterator[Attributes]]] = {
     "slice": _slices,
+    "reshape": _reshapes,
     "concat": _concats,
     "pad": _enlarged,
 }
@@ -283,6 +329,19 @@ QUOTIENTS = Vocabulary(
     points=1,
     arithmetic="remainders",
 )
+RESHAPES = Vocabulary(
+    "reshapes",
+    "reshape matmul add mul relu".split(),
+    (
+        ("x1", ("l", "m", "k")),
+        ("x2", ("l", "m", "k")),
+        ("y", (Times("l", "m"), "k")),
+        ("z", ("l", Times("m", "k"))),
+        ("w", _W),
+        ("b", ("k",)),
+    ),
+    {"l": 2, "m": 2, "k": 3},
+)
 EXPONENTIALS = Vocabulary(
     "exponentials",
     "exp div mul add sub sum".split(),
@@ -299,4 +358,6 @@ ALL = Vocabulary(
     points=1,
     arithmetic="remainders",
 )
-VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES, GROUPS, QUOTIENTS, EXPONENTIALS, ALL)}
+VOCABULARIES = {
+    v.name: v for v in (MATRICES, IMAGES, GROUPS, QUOTIENTS, EXPONENTIALS, RESHAPES, ALL)
+}

@@ -16,7 +16,7 @@ from tilewright.superopt.enumerate import Level, enumerated
 from tilewright.superopt.joining import joining
 from tilewright.superopt.mine import Mined, Reduced, mine
 from tilewright.superopt.records import write
-from tilewright.superopt.search import mined_rules
+from tilewright.superopt.search import searched_rules
 from tilewright.superopt.terms import Equality
 from tilewright.superopt.vocabulary import VOCABULARIES, Vocabulary
 
@@ -37,8 +37,8 @@ def show(
     if count:
         enumerated(vocabulary, operators, seed, level)
     else:
-        # What ships of other vocabularies is known.
-        known = [e for n, e in mined_rules().items() if not n.startswith(f"{name}-")]
+        # What ships is known: rules written by hand, and those of other vocabularies.
+        known = [r for r in searched_rules() if not r.name.startswith(f"{name}-")]
         with _Bar(console) as bar:
             bar.watch("programs", operators)
             reduced = Reduced(enumerated(vocabulary, operators, seed, level), bar.watch)
