@@ -19,7 +19,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Item, Node, item, node, topological
-from tilewright.ir.pattern import Apply, Match, Pattern, Rest, Rule, Var, filled_value
+from tilewright.ir.pattern import Apply, Filled, Match, Pattern, Rest, Rule, Var, filled_value
 from tilewright.ir.types import TupleType
 from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.superopt.blocks import Block, Kind, Made, Sizes, Times
@@ -43,7 +43,7 @@ def rules_of(e: Equality, name: str) -> list[Rule]:
             called, _pattern(a, several), _Direction(e, back).apply, changes="rounding", dtypes="f"
         )
         for back, (a, b, called) in enumerate(sides)
-        if isinstance(a, Term) and set(leaves(b)) <= set(leaves(a))
+        if isinstance(a, Term) and a.operands and set(leaves(b)) <= set(leaves(a))
     ]
 
 
@@ -74,6 +74,8 @@ def of_several(rule: Rule) -> Rule | None:
 def _pattern(t: Tree, several: set[str]) -> Pattern:
     if isinstance(t, Leaf):
         return Var(t.name)
+    if not t.operands:
+        return Filled(dict(t.instance.attributes)["value"])
     made = Apply(t.instance.name, tuple(_pattern(x, several) for x in t.operands))
     return Apply(Item.name, (made,)) if t.instance.name in several else made
 
@@ -141,7 +143,7 @@ def fitted(
 def _set(t: Tree, matched: Iterator[Node], settings: dict[Setting, Any]) -> bool:
     """Notes what operators have in the places of the term's settings. Where the term has the same
     twice, so must they."""
-    if isinstance(t, Leaf):
+    if isinstance(t, Leaf) or not t.operands:
         return True
     n = _main(matched)
     if n is None:
@@ -165,7 +167,7 @@ def _main(matched: Iterator[Node]) -> Node | None:
 def _part_sizes(t: Tree, matched: Iterator[Node], parts: dict[str, Dim]) -> bool:
     """Notes what names of sizes stand for by the results of operators that matched: where an axis
     is two, its own size does not say it."""
-    if isinstance(t, Leaf):
+    if isinstance(t, Leaf) or not t.operands:
         return True
     n, kind = _main(matched), kind_of(t)
     if n is None or kind is None:
@@ -221,7 +223,7 @@ def _kinds(t: Term) -> list[Kind]:
 
 def fits(t: Tree, matched: Iterator[Node], sizes: Sizes) -> bool:
     """Have the operators that matched, the root first, the attributes of the term's?"""
-    if isinstance(t, Leaf):
+    if isinstance(t, Leaf) or not t.operands:
         return True
     n = _main(matched)
     if n is None:
@@ -237,7 +239,8 @@ def _built(t: Tree, bound: dict[str, Node], sizes: Sizes) -> Node:
     if isinstance(t, Leaf):
         return bound[t.name]
     operands = (_built(x, bound, sizes) for x in t.operands)
-    made = node(t.instance.op(sizes, _kinds(t)), *operands)
+    dtype = next(n.dtype for n in bound.values())
+    made = node(t.instance.of_dtype(dtype).op(sizes, _kinds(t)), *operands)
     return item(made, 0) if isinstance(made.type, TupleType) else made
 
 
@@ -265,6 +268,8 @@ def _over(
     """The tree over other leaves. Axes that an operator names are counted from the end."""
     if isinstance(t, Leaf):
         return table[t]
+    if not t.operands:
+        return t
     operands = tuple(_over(x, table, settings, sizes) for x in t.operands)
     old = kind_of(t.operands[0])
     assert old is not None, f"{t} is part of an equality"

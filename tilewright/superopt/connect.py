@@ -126,7 +126,7 @@ class Nodes:
     ) -> Iterator[Table]:
         """The table, with a row for each way to match the operands of nodes."""
         p = self.programs
-        keep = (p.second[nodes] < 0) == (len(t.operands) == 1)
+        keep = (p.first[nodes] >= 0).astype(int) + (p.second[nodes] >= 0) == len(t.operands)
         nodes, table = nodes[keep], {k: v[keep] for k, v in table.items()}
         columns = p.first[nodes], p.second[nodes]
         orders = [columns]
@@ -220,8 +220,11 @@ class Nodes:
         ]
         if number is None:
             return np.full(len(table["root"]), -1)
-        a, b = classes if len(classes) == 2 else (classes[0], np.full(len(classes[0]), -1))
-        missing = (a < 0) | ((b < 0) if len(classes) == 2 else False)
+        missing = np.zeros(len(table["root"]), bool)
+        for x in classes:
+            missing |= x < 0
+        none = np.full(len(missing), -1)
+        a, b = (*classes, none, none)[:2]
         if t.instance.commutative:
             ka, kb = self.kinds[a], self.kinds[b]
             swap = (ka > kb) | ((ka == kb) & (a > b))

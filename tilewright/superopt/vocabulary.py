@@ -16,7 +16,7 @@ from typing import Any
 from tilewright.base.errors import Invalid, require
 from tilewright.ir.node import Op
 from tilewright.ir.operator import OPERATORS
-from tilewright.ir.types import TensorType, TupleType, f64
+from tilewright.ir.types import DType, TensorType, TupleType, f64
 from tilewright.superopt.blocks import Kind, Marks, Sized, Sizes, Times
 
 Attributes = tuple[tuple[str, Any], ...]
@@ -34,6 +34,14 @@ class Instance:
     def op(self, sizes: Sizes, kinds: Sequence[Kind]) -> Op:
         made = {k: v.of(sizes, kinds) if isinstance(v, Sized) else v for k, v in self.attributes}
         return OPERATORS[self.name](**made)
+
+    def of_dtype(self, dtype: DType) -> Instance:
+        """With another dtype in the place of a constant's that is a float."""
+        if ("dtype", f64) not in self.attributes or self.name not in constants():
+            return self
+        return Instance(
+            self.name, tuple((k, dtype if k == "dtype" else v) for k, v in self.attributes)
+        )
 
     def kind(self, marks: Marks, kinds: Sequence[Kind]) -> Kind:
         """That of the first result on operands of these kinds. It raises where they do not fit."""
@@ -163,6 +171,11 @@ def instances(name: str, kinds: tuple[Kind, ...]) -> Iterator[Instance]:
             yield Instance(name, tuple((x, named[x]) for x in said))
 
 
+def constants() -> frozenset[str]:
+    """Operators without operands of which values are known that are worth trying."""
+    return frozenset(x for x in _SPECIAL if 0 in arity(x))
+
+
 @cache
 def _sampled(name: str, attribute: str) -> tuple[Any, ...]:
     """What samples of the operator have, of an attribute of which nothing else is known."""
@@ -193,6 +206,12 @@ def _reshapes(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
             yield (("shape", Reshaped("narrowed", k)),)
         elif 1 not in kind:
             yield (("shape", Reshaped("widened", k + 1)),)
+
+
+def _filled(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
+    """Numbers without which some laws cannot be written."""
+    for value in (0.0, 1.0):
+        yield ("shape", ()), ("value", value), ("dtype", f64)
 
 
 def _concats(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
@@ -258,6 +277,7 @@ _CHOICES: dict[str, Callable[[tuple[Kind, ...]], Iterator[Any]]] = {
 _SPECIAL: dict[str, Callable[[tuple[Kind, ...]], Iterator[Attributes]]] = {
     "slice": _slices,
     "reshape": _reshapes,
+    "full": _filled,
     "concat": _concats,
     "pad": _enlarged,
 }
@@ -342,6 +362,14 @@ RESHAPES = Vocabulary(
     ),
     {"l": 2, "m": 2, "k": 3},
 )
+CONSTANTS = Vocabulary(
+    "constants",
+    "full add sub mul div neg square reciprocal maximum minimum relu abs".split(),
+    (("x1", _X), ("x2", _X), ("s", ())),
+    {"m": 2, "k": 3},
+    arithmetic="remainders",
+    points=1,
+)
 EXPONENTIALS = Vocabulary(
     "exponentials",
     "exp div mul add sub sum".split(),
@@ -359,5 +387,5 @@ ALL = Vocabulary(
     arithmetic="remainders",
 )
 VOCABULARIES = {
-    v.name: v for v in (MATRICES, IMAGES, GROUPS, QUOTIENTS, EXPONENTIALS, RESHAPES, ALL)
+    v.name: v for v in (MATRICES, IMAGES, GROUPS, QUOTIENTS, EXPONENTIALS, RESHAPES, CONSTANTS, ALL)
 }
