@@ -351,12 +351,11 @@ QUOTIENTS = Vocabulary(
 )
 RESHAPES = Vocabulary(
     "reshapes",
-    "reshape matmul add mul relu".split(),
+    ("reshape", "matmul", "mul"),
     (
         ("x1", ("l", "m", "k")),
         ("x2", ("l", "m", "k")),
         ("y", (Times("l", "m"), "k")),
-        ("z", ("l", Times("m", "k"))),
         ("w", _W),
         ("b", ("k",)),
     ),
