@@ -272,7 +272,8 @@ def _over(
         return t
     operands = tuple(_over(x, table, settings, sizes) for x in t.operands)
     old = kind_of(t.operands[0])
-    assert old is not None, f"{t} is part of an equality"
+    if old is None:
+        raise Invalid(f"{t.operands[0]} has no kind")
     more = as_node(operands[0], sizes).rank - len(old)
     attributes = tuple((k, settings.get((k, v), v)) for k, v in t.instance.attributes)
     return Term(_shifted(Instance(t.instance.name, attributes), more), operands)
