@@ -41,7 +41,7 @@ def _compared(name: str, tiny: bool, choose: str) -> str:
     x = _build(name, tiny, torch.bfloat16)
     made = {}
     with torch.no_grad():
-        for form, overlap in (("in turn", False), ("overlapping", True)):
+        for form, overlap in (("in turn", "0"), ("overlapping", "1"), ("as chosen", "auto")):
             with knobs.overlap.override(overlap):
                 made[form] = tw.compile(x.module, choose=choose)
                 made[form](*x.inputs)

@@ -65,11 +65,13 @@ def test_calls_are_one_graph_whose_addresses_are_replaced(gpu: Gpu) -> None:
     assert ".visible .entry" in tw.explain(fast).assembly(0)
 
 
-def test_all_kernels_begin_before_the_one_before_ends(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("asked", "begin"), [("auto", True), ("1", True), ("0", False)])
+def test_kernels_begin_before_the_one_before_ends(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, asked: str, begin: bool
 ) -> None:
-    """With TILEWRIGHT_OVERLAP; of a library's product nobody knows when others may begin."""
-    monkeypatch.setenv(knobs.overlap.name, "1")
+    """All of them, where products wait for memory; of a library's product nobody knows when others
+    may begin."""
+    monkeypatch.setenv(knobs.overlap.name, asked)
     library, machine = fake_machine(targets.get("cuda:90"))
     net = Net().eval()
     with torch.no_grad():
@@ -78,7 +80,8 @@ def test_all_kernels_begin_before_the_one_before_ends(
             x = torch.randn(1, 4)
             close(fast(x), net(x))
     count = library.calls.count("cuGraphAddKernelNode_v2")
-    assert count > 1 and library.calls.count("cuGraphAddDependencies_v2") == count - 1
+    early = library.calls.count("cuGraphAddDependencies_v2")
+    assert count > 1 and early == (count - 1 if begin else 0)
 
 
 def test_a_call_does_only_what_can_have_changed(gpu: Gpu) -> None:

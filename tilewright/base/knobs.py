@@ -191,6 +191,12 @@ cache_limit_mb: Knob[int] = Knob(
     _at_least(1),
     "size in MiB beyond which the least recently used cache entries are removed",
 )
+records: Knob[Path | None] = Knob(
+    "TILEWRIGHT_RECORDS",
+    _none,
+    _parse_optional_path,
+    "file of schedules that tuning decided on (default: records.jsonl in the cache directory)",
+)
 logs: Knob[LogLevels] = Knob(
     "TILEWRIGHT_LOGS",
     LogLevels,
@@ -228,13 +234,12 @@ compile_processes: Knob[bool] = Knob(
     "0 compiles all kernels in this process: large programs otherwise start others to help",
     _show_bool,
 )
-overlap: Knob[bool] = Knob(
+overlap: Knob[str] = Knob(
     "TILEWRIGHT_OVERLAP",
-    lambda: False,
-    _parse_bool,
+    lambda: "auto",
+    _one_of("auto", "0", "1"),
     "1 lets every kernel of a CUDA graph begin before the one before it ends, where the GPU can; "
-    "it waits before it reads anything",
-    _show_bool,
+    "it waits before it reads anything; auto does so in programs whose products wait for memory",
 )
 choose: Knob[str] = Knob(
     "TILEWRIGHT_CHOOSE",
@@ -331,3 +336,17 @@ triton_checkout: Knob[Path | None] = Knob(
 def every() -> tuple[Knob, ...]:
     """All knobs in the order of declaration, for documentation and the command line."""
     return tuple(value for value in globals().values() if isinstance(value, Knob))
+
+
+def records_file() -> Path:
+    """Where schedules that tuning decided on are kept."""
+    return records.get() or cache_dir.get() / "records.jsonl"
+
+
+def records_stamp() -> str:
+    """What changes when that file does; nothing where there is none."""
+    try:
+        found = records_file().stat()
+    except OSError:
+        return ""
+    return f"{found.st_mtime_ns} {found.st_size}"

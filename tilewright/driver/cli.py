@@ -40,6 +40,7 @@ _COMPARE = "tilewright.driver.looking.compare"
 _MINE = "tilewright.driver.looking.mine"
 _OPTIMIZE = "tilewright.driver.looking.optimize"
 _RULES = "tilewright.driver.looking.rules"
+_TUNE = "tilewright.driver.looking.tune"
 _VALIDATE = "tilewright.driver.looking.validate"
 _TORCH_API = "tilewright.driver.torch.api"
 BUDGET = 60  # seconds of a search
@@ -101,6 +102,7 @@ def argument_parser() -> argparse.ArgumentParser:
         ("validate", _validate, "judge every stage of a compile against the one before it"),
         ("bisect", _bisect, "find the stage of a compile that makes results wrong"),
         ("optimize", _optimize, "search for a faster graph by proved rules, and measure it"),
+        ("tune", _tune, "search for faster schedules of the kernels, and record them"),
     ):
         made = command(name, do, about)
         made.add_argument("program", metavar="PROGRAM", help=FORM)
@@ -116,6 +118,14 @@ def argument_parser() -> argparse.ArgumentParser:
         if name == "optimize":
             made.add_argument("--budget", type=_seconds, default=BUDGET, metavar="60s")
             made.add_argument("--page", type=Path, metavar="FILE.html", help="with pictures")
+        if name == "tune":
+            made.add_argument("--trials", type=_positive, default=64, help="of a kernel, at most")
+            made.add_argument("--minutes", type=float, default=10.0, help="in all, at most")
+            made.add_argument("--search", default="evolution", help="how (evolution, random, …)")
+            made.add_argument("--model", default="auto", help="what guesses: learned or analytic")
+            made.add_argument("--seed", type=int, default=0)
+            made.add_argument("--records", type=Path, metavar="FILE", help="keep them there")
+            made.add_argument("--page", type=Path, metavar="FILE.html", help="with curves")
         if name == "explain":
             made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
             made.add_argument("--form", choices=KERNEL_FORMS, help="of that kernel (all)")
@@ -138,6 +148,10 @@ def argument_parser() -> argparse.ArgumentParser:
     mined.add_argument("--count", action="store_true", help="candidates only: nothing is proved")
     mined.add_argument("--joining", action="store_true", help="which operators join, and why not")
     mined.add_argument("--out", type=Path, metavar="FILE", help="write the rules there")
+    kept = command("records", _records, "list, merge or check schedules that tuning recorded")
+    kept.add_argument("what", choices=("list", "best", "merge", "check"))
+    kept.add_argument("files", nargs="*", type=Path, help="(default: the one in the cache)")
+    kept.add_argument("--out", type=Path, metavar="FILE", help="of merge")
     shown = command("passes", _passes, "the default list of passes, with a line on each")
     shown.add_argument("--target", metavar="NAME", help="for another machine than this one")
     shown.add_argument("--precision", choices=PRECISIONS, default=PRECISIONS[0], help="of floats")
@@ -265,6 +279,32 @@ def _optimize(given: argparse.Namespace, console: Console) -> int:
     with optimize.progress(console, f"searching {loaded.name}", given.budget):
         found = optimize.searched(listed, compiled)
     return optimize.show(found, given.page, console)
+
+
+def _tune(given: argparse.Namespace, console: Console) -> int:
+    loaded, tune = load(given.program), import_module(_TUNE)
+    with demos.shown(console, f"compiling {loaded.name}"):
+        made = _explained(loaded, given)
+    kernels = [k for p in made.programs for k in p.kernels[p.once :]]
+    names = ("trials", "minutes", "search", "model", "seed", "records", "page")
+    options = {name: getattr(given, name) for name in names}
+    return tune.tune(kernels, targets.default(), console, **options)
+
+
+def _records(given: argparse.Namespace, console: Console) -> int:
+    tune = import_module(_TUNE)
+    files = given.files or [knobs.records_file()]
+    if given.what == "merge":
+        if given.out is None:
+            raise Invalid("where should the merged records go?", hint="give --out FILE")
+        return tune.merge_records(files, given.out, console)
+    if len(files) != 1:
+        raise Invalid(
+            f"`records {given.what}` takes one file", hint="`records merge` takes several"
+        )
+    if given.what == "check":
+        return tune.check_records(files[0], console)
+    return tune.list_records(files[0], console, given.what == "best")
 
 
 def _rules(given: argparse.Namespace, console: Console) -> int:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilewright.graph.classify import facts, flops, guess, nbytes
+from tilewright.graph.classify import facts, flops, guess, multiply_adds, nbytes
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.regions import repeats, trace
-from tilewright.ir.node import Item, Node
+from tilewright.ir.node import Graph, Item, Node
 from tilewright.ir.target import Target
 
+# The part of the time of products that may go into arithmetic where these wait for memory.
+MOST_COMPUTING = 0.1
 Measured = Callable[[Cluster], float | None]
 """Seconds that a cluster takes, or None where it was not measured."""
 
@@ -76,3 +78,16 @@ class Roofline:
 
     def total(self, fused: Fused) -> float:
         return sum(map(self.seconds, fused.clusters))
+
+
+def products_wait_for_memory(graph: Graph, flops_per_byte: float) -> bool:
+    """Do nearly all matrix products and convolutions of a graph have fewer operations for a byte
+    than a machine can do meanwhile, by the time that they take? False of a graph without any."""
+    reading = computing = 0.0
+    for n in graph.nodes():
+        if work := multiply_adds(n):
+            moved = sum(guess(nbytes(x.ttype)) for x in (n, *n.inputs))
+            own = 2 * work / flops_per_byte
+            reading += moved if moved >= own else 0
+            computing += own if moved < own else 0
+    return computing < MOST_COMPUTING * (reading + computing)

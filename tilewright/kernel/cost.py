@@ -78,7 +78,7 @@ def together(compute: float, moved: tuple[float, ...], target: Target) -> float:
 
 def cost(nest: Nest, target: Target) -> Cost:
     """An estimate for one call of a nest; symbolic sizes are guessed."""
-    model = _Model(nest, target)
+    model = CostModel(nest, target)
     total = alone = compute = products = 0.0
     moved = [0.0, 0.0, 0.0]
     touched: dict[str, float] = {}
@@ -186,7 +186,9 @@ class _Access:
     known: dict[frozenset[Sym], float] = field(default_factory=dict)
 
 
-class _Model:
+class CostModel:
+    """Counts instructions and bytes of one nest."""
+
     def __init__(self, nest: Nest, target: Target) -> None:
         self.nest, self.target = nest, target
         self.buffers = {b.name: b for b in nest.buffers}

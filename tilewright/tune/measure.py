@@ -41,6 +41,7 @@ class Arguments:
         sets = min(MOST_SETS, max(1, -(-2 * target.l2 // max(1, sum(bytes_of)))))
         require_room(sets * sum(bytes_of), "timing a kernel")
         rng = np.random.default_rng(0)
+        self.buffers = own
         self.sets = [
             [self._filled(b, n, rng) for b, n in zip(own, bytes_of, strict=True)]
             for _ in range(sets)
@@ -50,11 +51,30 @@ class Arguments:
     def _filled(self, b: Buffer, size: int, rng: np.random.Generator) -> DeviceMemory:
         made = self.device.allocate(size)
         data = np.zeros(size, np.uint8)
-        if b.scope == "in" and b.dtype.name in ("f32", "f64"):
-            numbers = data.view(b.dtype.numpy)
-            numbers[:] = rng.standard_normal(numbers.size, np.float32)
+        if b.scope == "in" and b.dtype.is_float:
+            numbers = data.view(b.dtype.memory)
+            drawn = rng.standard_normal(numbers.size, np.float32)
+            coded = b.dtype.format is not None and numbers.dtype.kind != "f"
+            numbers[:] = b.dtype.format.encode(drawn) if coded and b.dtype.format else drawn
         self.device.write(made, data)
         return made
+
+    def clear(self, numbers: Sequence[int]) -> None:
+        """Fills arguments of the first set with a pattern, so that what is not written is seen."""
+        for k in numbers:
+            memory = self.sets[0][k]
+            self.device.write(memory, np.full(memory.size, 0x5A, np.uint8))
+
+    def results(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """Arguments of the first set, as they are after a call."""
+        self.device.synchronise()
+        out = []
+        for k in numbers:
+            memory, dtype = self.sets[0][k], self.buffers[k].dtype
+            data = self.device.read(memory, np.empty(memory.size, np.uint8)).view(dtype.memory)
+            coded = dtype.format is not None and data.dtype.kind != "f"
+            out.append(dtype.format.decode(data) if coded and dtype.format else data)
+        return out
 
     def launches(self, f: DeviceKernel) -> list[Launch]:
         """A call of a kernel with each set."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from tilewright.base import knobs
 from tilewright.base.events import Log
 from tilewright.driver.program.stages import KernelStages, Stages
+from tilewright.graph.cost import products_wait_for_memory
+from tilewright.ir.node import Graph
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Nest
@@ -23,6 +25,8 @@ if TYPE_CHECKING:  # loaded where there is a GPU, as is all that compiles for on
     from tilewright.runtime.cuda.machine import Machine
 
 _GRIDS = "tilewright.driver.program.grid_code"
+# What the matrix units of a GPU do in the time that it reads a byte in: 150 to 300 by model.
+FLOPS_PER_BYTE = 200
 
 
 class Code(Protocol):
@@ -50,13 +54,22 @@ class Code(Protocol):
     def load(self, data: ProgramData, details: Details, prologue: Program | None) -> Program: ...
 
 
-def code_for(target: Target, machine: Machine | None, one_kernel: bool = False) -> Code:
-    """The code of a target; programs for a GPU run on the machine, as one kernel if possible."""
+def code_for(
+    graph: Graph, target: Target, machine: Machine | None, one_kernel: bool = False
+) -> Code:
+    """The code of a graph on a target; programs for a GPU run on the machine, as one kernel if
+    possible."""
     if target.grid is None:
         return Objects(target)
     assembles = machine is not None and machine.assembles
-    kinds = one_kernel, assembles, knobs.overlap.get()
-    return import_module(_GRIDS).Grids(target, machine, *kinds)
+    return import_module(_GRIDS).Grids(target, machine, one_kernel, assembles, _overlaps(graph))
+
+
+def _overlaps(graph: Graph) -> bool:
+    """Should kernels begin before the one before them ends? What is between kernels counts where
+    these wait for memory; where they compute all the time, others that begin are in their way."""
+    asked = knobs.overlap.get()
+    return products_wait_for_memory(graph, FLOPS_PER_BYTE) if asked == "auto" else asked == "1"
 
 
 def code_kinds(code: Code) -> tuple[bool, bool, bool]:

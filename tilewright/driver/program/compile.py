@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from tilewright.driver.program.any_size import AnySize, for_any_size
 from tilewright.driver.program.code import Code, code_for, code_kinds
 from tilewright.driver.program.compilers import Compilers, Kernel
 from tilewright.driver.program.default_passes import chosen_passes
+from tilewright.driver.program.distinct import Distinct
 from tilewright.driver.program.kernel_process import Answer, KernelProcess, Request, Scheduled
 from tilewright.driver.program.kernel_server import CHOOSERS, scheduled
 from tilewright.driver.program.options import Options
@@ -69,10 +70,11 @@ from tilewright.ops.control import Cond
 from tilewright.runtime import pool
 from tilewright.runtime.profile import Marks
 from tilewright.runtime.program import Cut, Details, Program
-from tilewright.runtime.program_data import KernelInfo, ProgramData, Recipe, Stored
+from tilewright.runtime.program_data import ProgramData, Recipe, Stored
 from tilewright.runtime.shared import recipes_of
 from tilewright.tune.choose import Chooser, Chosen, Default, Picker
 from tilewright.tune.choosers import choose_all
+from tilewright.tune.recorded import recorded
 
 if TYPE_CHECKING:  # loaded where there is a GPU
     from tilewright.runtime.cuda.machine import Machine
@@ -152,8 +154,6 @@ def compiled(
     """The program of a graph, on a GPU or this processor. It is cached under the key, if there is
     one. Other processes help to compile it."""
     events = RecordingLog(log)
-    code = code_for(target, machine, options.one_kernel)
-    by = chooser_for(options, target, events, code, machine)
     phases = Phases()
     stages = Stages.of(graph, events, options.dump, options.resume)
     schedules = Schedules.of(options)
@@ -164,11 +164,13 @@ def compiled(
             compilers.do(pool.prepare)  # it is compiled by the first program on a machine
         with phases("passes"):
             parts = split(graph, options, target, events, stages, schedules, phases.passes)
+        code = code_for(parts.main, target, machine, options.one_kernel)
+        by = chooser_for(options, target, events, code, machine)
         common = (target, events, phases, options.profile, schedules, compilers)
         if parts.prologue is not None:
             below = stages.inside("weights")
             prologue = below.graph("input", parts.prologue)
-            apart = code_for(target, machine)
+            apart = code_for(prologue, target, machine)
             once = _Builder(*common, apart, below, Default(), any_size=True)  # not worth a choice
             once.begin(prologue, len(prologue.inputs))
             with phases("passes"):  # while other processes compile
@@ -216,34 +218,6 @@ def looked_into(graph: Graph, options: Options, target: Target) -> list[Cut]:
     return [Cut(fused, plan(fused), tuple(runs)) for fused in cuts]
 
 
-@dataclass
-class _Kernel:
-    symbol: str
-    group: Group
-    text: str
-    names: list[str] = field(default_factory=list)
-    schedule: Scheduled = Scheduled("", parallel=False)
-    image: bytes = b""
-    dims: tuple[str, ...] = ()
-    cached: bool = False
-    seconds: float = 0.0
-    work: float = 0.0  # seconds it may take on one thread, by a rough count
-    places: set[str] = field(default_factory=set)
-
-    def info(self) -> KernelInfo:
-        return KernelInfo(
-            self.names[0],
-            self.symbol,
-            self.text,
-            self.schedule.trace,
-            len(self.names),
-            self.cached,
-            self.seconds,
-            tuple(sorted(self.places)),
-            self.schedule.chosen,
-        )
-
-
 class _Builder:
     """Collects kernels, begins to compile the distinct ones, writes the entry."""
 
@@ -264,8 +238,9 @@ class _Builder:
         self.marks = Marks() if profile else None
         self.target, self.log, self.stages, self.phases = target, log, stages, phases
         self.cache = Cache.from_knobs(log)
-        self.kernels: dict[str, _Kernel] = {}
-        self.alike: dict[Hashable, _Kernel] = {}
+        self.recorded = recorded(target, pool.get_threads(), log)
+        self.kernels: dict[str, Distinct] = {}
+        self.alike: dict[Hashable, Distinct] = {}
         self.entries: list[Entry] = []
         self.constants: dict[Literal, int] = {}
         self.first_constant = 0
@@ -387,7 +362,7 @@ class _Builder:
                 actions.append(a)
         return replace(e, actions=tuple(actions))
 
-    def _waits_for_others(self, k: _Kernel) -> bool:
+    def _waits_for_others(self, k: Distinct) -> bool:
         """Does it leave all threads but one idle for long?"""
         return k.work > TOGETHER_SECONDS and not k.schedule.parallel and self.target.grid is None
 
@@ -426,7 +401,7 @@ class _Builder:
 
     def _kernel(
         self, c: Cluster, fused: Fused, p: Plan, sized: AnySize | None
-    ) -> tuple[_Kernel, tuple[Node, ...]]:
+    ) -> tuple[Distinct, tuple[Node, ...]]:
         """The kernel of a cluster, and the inputs in its order."""
         place = {o: p.in_place[o] for o in c.outputs if o in p.in_place}
         alike = _structure(c if sized is None else sized.cluster, place)
@@ -443,12 +418,12 @@ class _Builder:
             found.places |= {str(x) for x in fused.graph.places.get(n, ())}
         return found, inputs
 
-    def _distinct(self, group: Group) -> _Kernel:
+    def _distinct(self, group: Group) -> Distinct:
         text = group_text(group)
         symbol = symbol_of_text(text)
         if symbol not in self.kernels:
             named = replace(group, name=symbol)
-            k = self.kernels[symbol] = _Kernel(symbol, named, text, dims=group.dims())
+            k = self.kernels[symbol] = Distinct(symbol, named, text, dims=group.dims())
             if self.at_once:
                 self._compile([k])
         return self.kernels[symbol]
@@ -460,13 +435,19 @@ class _Builder:
             return self.by.choose(group, self.target)
         return Chosen(given, self.schedules.applied(symbol, group, given))
 
-    def _compile(self, kernels: Sequence[_Kernel]) -> None:
+    def _compile(self, kernels: Sequence[Distinct]) -> None:
         """Objects for distinct kernels: from the cache, or by the compilers from now on."""
-        todo: list[tuple[_Kernel, KernelStages, str]] = []
+        todo: list[tuple[Distinct, KernelStages, str]] = []
+        known: dict[str, Chosen] = {}
         for k in kernels:
             stages = self.stages.kernel(k.symbol)
             given = self.schedules.traces.get(k.symbol)
             how = self.by.name if given is None else f"given\n{print_trace(given)}"
+            if given is None:
+                tuned = self.recorded.chosen(k.text, k.group, self.log)
+                if tuned is not None:
+                    known[k.symbol] = tuned
+                    how = f"a record\n{print_trace(tuned.trace)}"
             key = f"{self.target.key()}\n{k.text}\n{how}\n{self.code.form}"
             hit = None if stages.dumping or stages.is_edited else self.cache.get("kernel", key)
             if hit is not None:
@@ -477,12 +458,13 @@ class _Builder:
                 self.code.known(k.symbol, k.image)
             else:
                 todo.append((k, stages, key))
-        mine = [k for k, _, _ in todo if k.symbol not in self.schedules.traces]
+        decided = self.schedules.traces.keys() | known.keys()
+        mine = [k for k, _, _ in todo if k.symbol not in decided]
         # What measures goes first, while nothing else runs.
         clocked = {k.symbol: k.group for k in mine if self.by.alone}
         if clocked:
             self.compilers.finish()
-        chosen = choose_all(self.by, clocked, self.target) if clocked else {}
+        chosen = known | (choose_all(self.by, clocked, self.target) if clocked else {})
 
         for k in kernels:
             if k.symbol in self.schedules.traces:
@@ -510,7 +492,7 @@ class _Builder:
 
         self.compilers.do(machine_code)
 
-    def _begin(self, k: _Kernel, stages: KernelStages, key: str, found: Chosen | None) -> None:
+    def _begin(self, k: Distinct, stages: KernelStages, key: str, found: Chosen | None) -> None:
         """A kernel waits to be compiled; `found` is its schedule, where it is known already."""
 
         def taken(answer: Answer) -> None:
@@ -519,18 +501,19 @@ class _Builder:
             self._keep(k, stages, key)
 
         request = None
-        plain = not (k.symbol in self.schedules.traces or stages.dumping or stages.is_edited)
+        given = found is not None or k.symbol in self.schedules.traces
+        plain = not (given or stages.dumping or stages.is_edited)
         if plain and self.trials is not None:
             if self.trials.begin(k.group, k.text, taken):
                 return
             request = request_for(k.symbol, k.text, RULES, self.target, self.code)
         elif plain and self.by == CHOOSERS.get(self.by.name):
-            given = k.symbol, k.text, self.by.name, self.target
-            request = Request(*given, None, *code_kinds(self.code))
+            what = k.symbol, k.text, self.by.name, self.target
+            request = Request(*what, None, *code_kinds(self.code))
         here = partial(self._write, k, stages, key, found)
         self.compilers.add(Kernel(len(k.text), here, taken, request))
 
-    def _write(self, k: _Kernel, stages: KernelStages, key: str, found: Chosen | None) -> None:
+    def _write(self, k: Distinct, stages: KernelStages, key: str, found: Chosen | None) -> None:
         """The text of a kernel, which a compiler compiles."""
         began = time.perf_counter()
         group = stages.group(k.group)
@@ -555,7 +538,7 @@ class _Builder:
 
         self.compilers.do(machine_code)
 
-    def _keep(self, k: _Kernel, stages: KernelStages, key: str) -> None:
+    def _keep(self, k: Distinct, stages: KernelStages, key: str) -> None:
         """Store a kernel in the cache, unless it could come out differently."""
         s = k.schedule
         if s.final and not stages.is_edited:
@@ -584,7 +567,7 @@ def _structure(c: Cluster, in_place: Mapping[Node, Node]) -> Hashable:
     )
 
 
-def _action_name(a: Action, kernels: dict[str, _Kernel]) -> str:
+def _action_name(a: Action, kernels: dict[str, Distinct]) -> str:
     if isinstance(a, Together):
         return f"together {'+'.join(c.symbol for c in a.calls)}"
     if not isinstance(a, Call):

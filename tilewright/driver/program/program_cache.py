@@ -55,6 +55,7 @@ def key_of(graph: Graph, options: Options, target: Target) -> str | None:
         f"{f.name}={getattr(options, f.name)}" for f in fields(options) if f.name not in apart
     ]
     by = f"{knobs.choose.get()} for {pool.get_threads()} threads, {knobs.overlap.get()}"
+    by += f", {knobs.records_stamp()}"  # reading them would take longer than loading a program
     head = f"llvm {LLVM_VERSION}\n{target.key()}\n{', '.join(values)}\n{by_passes}\n{by}"
     return f"{head}\n{print_graph(graph)}"
 

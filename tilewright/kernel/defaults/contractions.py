@@ -200,7 +200,7 @@ def schedule_contraction(
             return False
     _join_single(s, placed)
     fill_tile(s, placed)
-    top = _parallel_tiles(s, placed)
+    top = parallel_tiles(s, placed)
     if top is not None:
         _prefetch(s, placed, top, ops)
     return True
@@ -368,7 +368,7 @@ def _large(s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
     return any(D.bounds(n)[1] * ops[0].dtype.bytes > s.target.l2 // 2 for n in sizes)
 
 
-def _parallel_tiles(s: Scheduler, t: Placed) -> str | None:
+def parallel_tiles(s: Scheduler, t: Placed) -> str | None:
     """Threads over the outer loops, fused as far as needed for enough pieces: their loop, if the
     product is more than one tile."""
     outer = [x for x in (*t.rest, t.tiles[0]) if s.loops(x)]

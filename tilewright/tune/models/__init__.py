@@ -1,0 +1,33 @@
+"""Models that guess which schedule is faster: analytic, or learned from measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from tilewright.base.errors import Invalid
+from tilewright.ir.target import Target
+from tilewright.tune.models.analytic import Analytic
+from tilewright.tune.search.state import Model
+
+_LEARNED = "tilewright.tune.models.learned"
+NAMES = ("auto", "learned", "analytic")
+
+
+def model_for(name: str, target: Target, tell: Callable[[str], object]) -> Model:
+    """By name; `auto` is the one that learns, or where its extra is missing, which is told, the
+    analytic one."""
+    if name not in NAMES:
+        raise Invalid(f"there is no model called {name!r}", hint=f"it is one of {', '.join(NAMES)}")
+    learned = import_module(_LEARNED)
+    if name == "auto" and not learned.available():
+        tell("the model that learns needs the extra `tune`: the analytic one stands in")
+        name = "analytic"
+    return Analytic() if name == "analytic" else learned.Learned(pretrained(target))
+
+
+def pretrained(target: Target) -> Path | None:
+    """The model that ships for a target's family, if one was trained."""
+    found = Path(__file__).parent / "pretrained" / f"{target.name}.txt"
+    return found if found.is_file() else None

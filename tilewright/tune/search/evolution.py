@@ -1,0 +1,48 @@
+"""Evolution: the fastest so far and points at random are mutated and crossed, the model says which
+of their children are worth measuring, and a few at random keep it honest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.tune.search.state import State
+from tilewright.tune.space.decision import Assignment
+from tilewright.tune.space.space import Point
+
+PARENTS = 16  # of the measured ones
+POPULATION = 96
+GENERATIONS = 3
+CROSSED = 0.3  # of the children have two parents
+AT_RANDOM = 0.15  # of what is measured is not the model's choice
+
+
+@dataclass
+class Evolution:
+    name: str = "evolution"
+
+    def propose(self, state: State, count: int) -> list[Point]:
+        known = [m.point for m in state.best(PARENTS)]
+        people = [*known, *(p for _ in range(POPULATION // 2) if (p := state.draw()) is not None)]
+        for _ in range(GENERATIONS):
+            if not people:
+                return []
+            children = [self._child(state, people) for _ in range(POPULATION)]
+            legal = {p.trace: p for p in (*people, *children) if p is not None}
+            people = state.ranked(list(legal.values()))[:POPULATION]
+        fresh = state.fresh(people)
+        random = min(len(fresh), round(AT_RANDOM * count))
+        chosen = fresh[: count - random]
+        rest = fresh[count - random :]
+        return [*chosen, *state.rng.sample(rest, min(random, len(rest)))]
+
+    def _child(self, state: State, people: list[Point]) -> Point | None:
+        # The better half is the first half: they have most children.
+        first = people[min(state.rng.randrange(len(people)), state.rng.randrange(len(people)))]
+        given = first.given
+        if state.rng.random() < CROSSED:
+            given = _crossed(state, given, state.rng.choice(people).given)
+        return state.point(state.neighbour(given, state.rng.choice((1, 1, 2, 3))))
+
+
+def _crossed(state: State, a: Assignment, b: Assignment) -> Assignment:
+    return {name: state.rng.choice((a[name], b[name])) for name in a}

@@ -1,0 +1,134 @@
+"""What a search knows: the space, what was measured, and a model that guesses the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+from tilewright.ir.target import Target
+from tilewright.kernel.defaults.scheduler import Applied
+from tilewright.kernel.group import Group
+from tilewright.kernel.nest import Loop, Nest, Store, walk
+from tilewright.kernel.step import Trace
+from tilewright.tune.space.decision import Assignment, Decision, Plain
+from tilewright.tune.space.draft import WRITTEN_OUT
+from tilewright.tune.space.space import Point, Space
+
+# Stores that a nest may write out: more take LLVM seconds, and never fit the registers.
+MOST_WRITTEN = 768
+# Nests are kept so that points share the steps that they begin with, until there are this many.
+MOST_APPLIED = 20_000
+
+
+class Model(Protocol):
+    """Guesses which of several schedules of a group is faster; less is better."""
+
+    @property
+    def name(self) -> str: ...
+
+    def scores(self, group: Group, points: Sequence[Point], target: Target) -> Sequence[float]: ...
+
+    def learn(self, group: Group, measured: Sequence[Measured], target: Target) -> None: ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A point, and its seconds relative to those of the default schedule in the same race; None
+    where it has none: it was refused, wrong, crashed or hung."""
+
+    point: Point
+    ratio: float | None
+
+
+@dataclass
+class State:
+    """One group's search. The same seed and the same measurements give the same proposals."""
+
+    group: Group
+    target: Target
+    space: Space
+    model: Model
+    rng: Random
+    applied: Applied = field(default_factory=Applied)
+    measured: list[Measured] = field(default_factory=list)
+    seen: set[Trace] = field(default_factory=set)
+    drawn: int = 0
+
+    def draw(self, prefer: Callable[[Decision], Sequence[Plain]] | None = None) -> Point | None:
+        """A legal point at random that is not too long to compile."""
+        self._forget()
+        found = self.space.draw(self.group, self.rng, prefer, self.applied)
+        return found if found is not None and fits(found.nest) else None
+
+    def point(self, given: Assignment) -> Point | None:
+        """The point of an assignment, if it is legal and not too long to compile."""
+        self._forget()
+        found = self.space.legal(self.group, given, self.applied)
+        return found if found is not None and fits(found.nest) else None
+
+    def _forget(self) -> None:
+        self.drawn += 1
+        if self.drawn * len(self.space.steps) > MOST_APPLIED:
+            self.applied, self.drawn = Applied(), 0
+
+    def fresh(self, points: Iterable[Point | None]) -> list[Point]:
+        """Those that are points, neither measured nor proposed before, nor twice among these."""
+        out: dict[Trace, Point] = {}
+        for p in points:
+            if p is not None and p.trace not in self.seen:
+                out.setdefault(p.trace, p)
+        return list(out.values())
+
+    def best(self, count: int = 1) -> list[Measured]:
+        """The fastest that were measured."""
+        known = [m for m in self.measured if m.ratio is not None]
+        return sorted(known, key=lambda m: m.ratio or 0.0)[:count]
+
+    def ranked(self, points: Sequence[Point]) -> list[Point]:
+        """By the model, the best first."""
+        if not points:
+            return []
+        scores = self.model.scores(self.group, points, self.target)
+        order = sorted(range(len(points)), key=lambda k: (scores[k], k))
+        return [points[k] for k in order]
+
+    def neighbour(self, given: Assignment, changes: int = 1) -> Assignment:
+        """Some decisions made again; ordered ones move by a step or two more often than not."""
+        relevant = [n for n in self.space.relevant(given) if len(self.space.named[n].values) > 1]
+        out = dict(given)
+        for name in self.rng.sample(relevant, min(changes, len(relevant))):
+            d = self.space.named[name]
+            out[name] = self._moved(d, out[name])
+        return out
+
+    def _moved(self, d: Decision, value: Plain) -> Plain:
+        at = next(k for k, v in enumerate(d.values) if v == value and type(v) is type(value))
+        if d.ordered and self.rng.random() < 0.7:
+            near = [k for k in (at - 2, at - 1, at + 1, at + 2) if 0 <= k < len(d.values)]
+            return d.values[self.rng.choice(near)]
+        return self.rng.choice([v for k, v in enumerate(d.values) if k != at])
+
+
+class Search(Protocol):
+    """A way to search: says which points to measure next. An empty answer ends the search."""
+
+    @property
+    def name(self) -> str: ...
+
+    def propose(self, state: State, count: int) -> list[Point]: ...
+
+
+def fits(nest: Nest) -> bool:
+    """Is what a nest writes out short enough to be compiled?"""
+    total = 0.0
+    for s, path in walk(nest.body):
+        if isinstance(s, Store):
+            n = 1.0
+            for q in path:
+                if q.kind in WRITTEN_OUT and q.kind != "tensor" and isinstance(q, Loop):
+                    e = q.extent if isinstance(q.extent, int) else 1
+                    n *= max(1.0, e / 4 if q.kind == "lane" else e)
+            total += n
+    return total <= MOST_WRITTEN

@@ -1,0 +1,52 @@
+"""The space of a group: sketches, each a schedule that the rules open.
+
+The first sketch is the default schedule; others are what the same rules make of other choices, and
+a tiled one that takes any reduction. A decision says which sketch it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.ir.target import Target
+from tilewright.kernel.defaults.scheduler import Applied
+from tilewright.kernel.nest import Work
+from tilewright.tune.space.decision import Decision
+from tilewright.tune.space.draft import Draft
+from tilewright.tune.space.rules import RULES
+from tilewright.tune.space.sketches import sketches
+from tilewright.tune.space.space import Condition, OpenStep, Space
+
+SKETCH = "sketch"
+
+
+def space_of(work: Work, target: Target, applied: Applied | None = None) -> Space:
+    """All schedules that rules derive for a group; the default schedule is its default point."""
+    applied = applied or Applied()
+    traces = sketches(work, target, applied)
+    drafts = []
+    for k, trace in enumerate(traces):
+        draft = Draft.of(work, target, trace, applied, f"s{k}_" if len(traces) > 1 else "")
+        for rule in RULES:
+            rule(draft)
+        drafts.append(pruned(draft, applied))
+    if len(drafts) == 1:
+        return drafts[0]
+    which = Decision(SKETCH, tuple(range(len(drafts))), 0)
+    steps: list[OpenStep] = []
+    for k, d in enumerate(drafts):
+        only = Condition(SKETCH, k)
+        steps += [replace(s, when=(only, *s.when)) for s in d.steps]
+    return Space((which, *(x for d in drafts for x in d.decisions)), tuple(steps))
+
+
+def pruned(draft: Draft, applied: Applied) -> Space:
+    """Without values that some step refuses while everything else is by default. A decision with
+    one value left stays, so that names mean the same."""
+    space = draft.space()
+
+    def left(d: Decision) -> Decision:
+        legal = [v for v in d.values if space.legal(draft.work, {d.name: v}, applied)]
+        return replace(d, values=tuple(legal))
+
+    return replace(space, decisions=tuple(map(left, space.decisions)))
