@@ -198,7 +198,7 @@ def test_constants() -> None:
     x = tensor("x", 2, 3)
 
     def full(value: float, *shape: int) -> Node:
-        return node(OPERATORS["full"](shape=shape, value=value, dtype=f32))
+        return make("full", shape=shape, value=value, dtype=f32)
 
     for shape in ((), (3,), (2, 3)):
         assert applied(there, make("maximum", x, full(0.0, *shape))) is make("relu", x)

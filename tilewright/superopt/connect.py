@@ -127,7 +127,7 @@ class Nodes:
         """The table, with a row for each way to match the operands of nodes."""
         p = self.programs
         keep = (p.first[nodes] >= 0).astype(int) + (p.second[nodes] >= 0) == len(t.operands)
-        nodes, table = nodes[keep], {k: v[keep] for k, v in table.items()}
+        nodes, table = nodes[keep], _rows(table, keep)
         columns = p.first[nodes], p.second[nodes]
         orders = [columns]
         if t.instance.commutative and len(t.operands) == 2:
@@ -149,11 +149,11 @@ class Nodes:
         table = dict(table)
         column = table.pop(key)
         known = table.setdefault(tree, column)
-        if known is not column or isinstance(tree, Leaf):
-            keep = (
-                known == column if known is not column else self._may_be(tree)[self.kinds[column]]
-            )
-            yield from self._matches({k: v[keep] for k, v in table.items()}, rest)
+        if known is not column:
+            yield from self._matches(_rows(table, known == column), rest)
+            return
+        if isinstance(tree, Leaf):
+            yield from self._matches(_rows(table, self._may_be(tree)[self.kinds[column]]), rest)
             return
         number = self.numbers.get(tree.instance)
         if number is None:
@@ -167,7 +167,7 @@ class Nodes:
         ends = np.cumsum(count)
         within = np.arange(len(rows)) - np.repeat(ends - count, count)
         found = nodes[np.repeat(low, count) + within]
-        yield from self._operands({k: v[rows] for k, v in table.items()}, tree, found, rest)
+        yield from self._operands(_rows(table, rows), tree, found, rest)
 
     def _may_be(self, leaf: Leaf) -> np.ndarray:
         """Of each kind: can the leaf be a tensor of it?"""
@@ -190,7 +190,7 @@ class Nodes:
             all_ = self.space.kinds
             right = [fits(e.leaves, [all_[k] for k in row]) for row in kinds.tolist()]
             keep &= np.array(right)[code]
-        return {k: v[keep] for k, v in table.items()}
+        return _rows(table, keep)
 
     def _coded(self, columns: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """A number for each different row of numbers of kinds, and the different rows. There are
@@ -237,6 +237,10 @@ class Nodes:
         """Of nodes that may be operands."""
         found = np.where(nodes < 0, -1, self.of[nodes])
         return np.where(found < len(self.space.place), found, -1)
+
+
+def _rows(table: Table, some: np.ndarray) -> Table:
+    return {k: v[some] for k, v in table.items()}
 
 
 def fits(given: Sequence[Leaf], kinds: Sequence[Kind]) -> bool:
@@ -308,7 +312,9 @@ class Parts:
         pairs = np.stack([label, base], axis=1)[~starts]
         size, leaves = self.nodes.size[pairs], self.nodes.leaves[pairs]
         both = leaves[:, 0] | leaves[:, 1]
-        distinct = sum((both >> k) & 1 for k in range(len(self.nodes.space.vocabulary.leaves)))
+        distinct = np.zeros(len(pairs), int)
+        for k in range(len(self.nodes.space.vocabulary.leaves)):
+            distinct += (both >> k) & 1
         keys = pairs[:, 0], -distinct, size.max(axis=1), size.sum(axis=1)
         return pairs[np.lexsort(keys)]
 

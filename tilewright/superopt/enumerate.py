@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -216,7 +217,7 @@ class Space:
             for x in instances(name, ()) if 0 in arity(name) and name in constants() else ():
                 self._numbers[x] = len(self.instances)
                 self.instances.append(x)
-                op = x.op(self.sizes, ())
+                op: Any = x.op(self.sizes, ())
                 elements = np.asarray(op.reference(), np.float64).reshape(-1)
                 row = self.arithmetic.constant(self.vocabulary.points, elements)
                 yield self._numbers[x], x.kind(self.marks, ()), row
