@@ -119,6 +119,10 @@ def test_a_size_that_an_operator_makes() -> None:
     assert made[:2] == ("n", "o") and made[2:] == pooled[2:] and made[2] not in image
     assert Sizes({"n": 1, "o": 5, "c": 2, "h": 7, "w": 8}).shape(made) == (1, 5, 4, 4)
     assert names(made[2]) == {"h"}  # others may not be there where it is known again
+    again = pool.kind(marks, (made,))
+    assert names(again[2]) == {"h"}
+    with pytest.raises(Invalid, match="nothing says how large h is"):
+        Sizes({"w": 8}).shape(again)
 
 
 def test_two_axes_as_one() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, require
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.positions import static
@@ -73,6 +73,7 @@ class Sizes:
                 self._made[block] = block.by.type(self, block.kinds).shape[block.axis]
             return self._made[block]
         if isinstance(block, str):
+            require(block in self.named, f"nothing says how large {block} is")
             return self.named[block]
         if isinstance(block, Times):
             return self.of(block.first) * self.of(block.second)
@@ -182,6 +183,9 @@ def renamed(block: Block, table: Mapping[str, Block]) -> Block:
         return renamed(block[0], table), renamed(block[1], table)
     if isinstance(block, Times):
         return Times.of(renamed(block.first, table), renamed(block.second, table))
+    if isinstance(block, Made):
+        kinds = tuple(tuple(renamed(b, table) for b in k) for k in block.kinds)
+        return Made(block.by, kinds, block.axis)
     return table.get(block, block) if isinstance(block, str) else block
 
 
