@@ -121,7 +121,7 @@ def test_a_size_that_an_operator_makes() -> None:
     assert names(made[2]) == {"h"}  # others may not be there where it is known again
     again = pool.kind(marks, (made,))
     assert names(again[2]) == {"h"}
-    with pytest.raises(Invalid, match="nothing says how large [nchw] is"):
+    with pytest.raises(Invalid, match=r"nothing says how large [nchw] is"):
         Sizes({"w": 8}).shape(again)
 
 
