@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -143,10 +144,8 @@ class Collecting:
         return lost
 
     def _ask(self, p: _Process, job: Job) -> None:
-        try:
+        with suppress(OSError):  # where it has ended, `_answer` sees it
             p.ask(job)
-        except OSError:  # it has ended: `_answer` sees it
-            pass
 
     def _answer(self, p: _Process, within: float) -> tuple[Sample | int | str | None, str]:
         """What a process says and "", or None and how it ended; None and "" where it is not yet

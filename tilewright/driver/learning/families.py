@@ -103,7 +103,9 @@ def _image(d: Draw, channels: int, most: int = 64) -> Node:
     side = d.size(5, most)
     area = max(25, MOST_ELEMENTS // max(1, channels))
     side = min(side, int(area**0.5))
-    return d.arg(d.rng.choice((1, 1, 1, 2, 4)), channels, side, side + d.rng.choice((0, 0, 0, 1, 5)))
+    return d.arg(
+        d.rng.choice((1, 1, 1, 2, 4)), channels, side, side + d.rng.choice((0, 0, 0, 1, 5))
+    )
 
 
 def _conv(d: Draw) -> Node:

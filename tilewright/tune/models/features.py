@@ -6,7 +6,7 @@ twice its size."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import log2
 
 import numpy as np
@@ -57,8 +57,7 @@ def default_nest(work: Work, target: Target) -> Nest:
 
 def named(nest: Nest, target: Target) -> list[Named]:
     """All features with their names."""
-    model = CostModel(nest, target)
-    return list(_Features(model, nest).all())
+    return list(_Features(CostModel(nest, target), nest).all())
 
 
 class _Features:
@@ -225,15 +224,19 @@ class _Features:
             yield f"iterations of {kind} loops", _log(self.trips(path, kind) - 1)
         inner = [q for q in path if q.kind not in _WRITTEN_OUT][-1:]
         lane = [q for q in path if q.kind == "lane"][-1:]
-        yield "iterations of the innermost loop", _log(self.trips(tuple(inner), "serial", "parallel"))
+        yield (
+            "iterations of the innermost loop",
+            _log(self.trips(tuple(inner), "serial", "parallel")),
+        )
         lanes = model.trips[lane[0].var] if lane else 0
         yield "lanes", float(lanes)
         width = self.lanes_of(s) if s else 1
         yield "vectors of the lanes", -(-lanes // width)
         yield "filled lanes", lanes / max(1, -(-lanes // width) * width)
         yield "ragged lanes", float(bool(lane) and not isinstance(lane[0].extent, int))
-        yield "innermost changes in length", float(
-            bool(inner) and not isinstance(inner[0].extent, int)
+        yield (
+            "innermost changes in length",
+            float(bool(inner) and not isinstance(inner[0].extent, int)),
         )
         written = frozenset().union(*map(D.symbols, s.index)) if s and s.index else frozenset[Sym]()
         sums = tuple(q for q in path if q.var not in written) if s and s.combine is not None else ()
@@ -255,8 +258,9 @@ class _Features:
         vectors *= -(-self.trips(lane, "lane") // width) if lane else 1.0
         if s is not None and any(q.kind == "tensor" for q in rows):
             vectors /= width
-        yield "to a register", float(
-            s is not None and self.model.buffers[s.buffer].scope == "register"
+        yield (
+            "to a register",
+            float(s is not None and self.model.buffers[s.buffer].scope == "register"),
         )
         yield "results at once", _log(vectors)
         yield "results by the registers", vectors / self.target.vector_registers
@@ -303,14 +307,14 @@ class _Features:
             # Bytes of an iteration by bytes of the loop: 1 where iterations share all they touch.
             inside = sizes[k - 1] if 0 < k < len(sizes) else None
             yield f"shared by loop {k} from inside", inside / max(1.0, size) if inside else 0.0
-        for k, cache in enumerate((t.l1, t.l2, t.l3)):
-            fits = [size for size in sizes if size <= 0.8 * cache]
+        for k, room in enumerate((t.l1, t.l2, t.l3)):
+            fits = [size for size in sizes if size <= 0.8 * room]
             yield f"loops that fit cache {k}", float(len(fits))
             inside = 1.0
             for q in around[: len(fits)]:
                 inside *= max(1, model.trips[q.var])
             yield f"iterations within cache {k}", _log(inside)
-            yield f"part of cache {k}", max(fits, default=0.0) / max(1, cache)
+            yield f"part of cache {k}", max(fits, default=0.0) / max(1, room)
 
     def stride(self, x: Load, along: Sym | None) -> float:
         """Bytes between neighbouring iterations; 0 where it is not even."""
@@ -330,7 +334,9 @@ class _Features:
         return "still" if step == 0 else "adjacent" if abs(step) == 1 else "strided"
 
 
-def feature_names(nest: Nest, target: Target) -> list[str]:
-    """The names of the columns that `rows_of` makes."""
-    names = [name for name, _ in named(nest, target)]
-    return [*names, *(f"{name}, beyond the default" for name in names)]
+@cache
+def feature_names() -> tuple[str, ...]:
+    """The names of the columns that `rows_of` makes, which are the same for every nest."""
+    target = Target("any", "any", "any")
+    names = [name for name, _ in named(Nest("nothing", (), ()), target)]
+    return (*names, *(f"{name} beyond the default" for name in names))

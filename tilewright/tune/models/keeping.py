@@ -49,7 +49,7 @@ class Kept:
     def save(self, queries: Mapping[str, Rows]) -> None:
         """The latest, at once or not at all."""
         left, kept = MOST, dict[str, Rows]()
-        for name, (rows, times) in reversed(queries.items()):
+        for name, (rows, times) in reversed(list(queries.items())):
             left -= len(times)
             if left < 0 and kept:
                 break
@@ -57,9 +57,8 @@ class Kept:
         arrays = {f"rows{k}": r for k, (r, _) in enumerate(reversed(kept.values()))}
         arrays |= {f"times{k}": t for k, (_, t) in enumerate(reversed(kept.values()))}
         data = io.BytesIO()
-        np.savez_compressed(
-            data, columns=np.array(self.columns), names=np.array(list(reversed(kept))), **arrays
-        )
+        arrays |= {"columns": np.array(self.columns), "names": np.array(list(reversed(kept)))}
+        np.savez_compressed(data, allow_pickle=False, **arrays)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=self.path.parent)
         with os.fdopen(handle, "wb") as file:

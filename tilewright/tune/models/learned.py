@@ -7,6 +7,7 @@ any for the target's family, and adds trees for what is measured now.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -16,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.errors import MissingExtra
+from tilewright.base.errors import Invalid, MissingExtra
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
 from tilewright.kernel.step import Trace
 from tilewright.kernel.text import group_text
-from tilewright.tune.models.features import default_nest, features, relative
+from tilewright.tune.models.features import default_nest, feature_names, features, relative
 from tilewright.tune.models.keeping import Kept
 from tilewright.tune.search.state import Measured
 from tilewright.tune.space.space import Point
@@ -75,6 +76,7 @@ class Learned:
 
     pretrained: Path | None = None
     kept: Kept | None = None
+    tell: Callable[[str], object] = lambda what: None
     name: str = "learned"
     queries: dict[str, Query] = field(default_factory=dict)
     _model: Any = field(default=None, init=False)
@@ -85,7 +87,8 @@ class Learned:
         if not available():
             raise MissingExtra("tune", "a model that learns")
         if self.pretrained is not None:
-            self._model = _lightgbm().Booster(model_file=str(self.pretrained))
+            self._model = trees_of(self.pretrained, self.tell)
+            self.pretrained = self.pretrained if self._model is not None else None
         if self.kept is not None:
             self.queries = {k: Query(*v) for k, v in self.kept.load().items()}
             self._train()
@@ -94,7 +97,7 @@ class Learned:
         rows = self._relative(group, points, target)
         if self._model is None:
             return [float(x) for x in rows[:, 0]]
-        return [float(x) for x in self._model.predict(rows, num_threads=1)]
+        return [float(x) for x in predict(self._model, rows)]
 
     def learn(self, group: Group, measured: Sequence[Measured], target: Target) -> None:
         """From everything that was measured of a group so far."""
@@ -110,7 +113,10 @@ class Learned:
     def _train(self) -> None:
         if sum(len(q.times) for q in self.queries.values()) >= FEWEST:
             first = str(self.pretrained) if self.pretrained is not None else None
-            self._model = train(list(self.queries.values()), TREES, first, WHILE_TUNING)
+            try:
+                self._model = train(list(self.queries.values()), TREES, first, WHILE_TUNING)
+            except Invalid:
+                return  # nothing is learned from these
 
     def _relative(self, group: Group, points: Sequence[Point], target: Target) -> np.ndarray:
         """Rows of features. Groups are known by identity, so they are held."""
@@ -125,6 +131,31 @@ class Learned:
                 self._rows[key] = features(p.nest, target)
             out.append(self._rows[key])
         return relative(np.stack(out), features(default_nest(group, target), target))
+
+
+def columns() -> str:
+    """The features, as an identity: trees and rows of others mean something else."""
+    return hashlib.sha256("\n".join(_names()).encode()).hexdigest()[:16]
+
+
+def _names() -> list[str]:
+    """Of all columns, as LightGBM takes them: no punctuation."""
+    return ["".join(c if c.isalnum() else "_" for c in name) for name in feature_names()]
+
+
+def trees_of(path: Path, tell: Callable[[str], object]) -> Any:
+    """Trees from a file; None, and a word about it, where they are no good."""
+    lightgbm = _lightgbm()
+    try:
+        found = lightgbm.Booster(model_file=str(path))
+        names = found.feature_name()
+    except (lightgbm.basic.LightGBMError, OSError, ValueError) as why:
+        tell(f"trees cannot be read from {path.name}: {why}")
+        return None
+    if names != _names():
+        tell(f"the trees of {path.name} are of another version's features: passed over")
+        return None
+    return found
 
 
 Objective = Callable[[np.ndarray, Any], tuple[np.ndarray, np.ndarray]]
@@ -166,9 +197,22 @@ def train(
     lightgbm = _lightgbm()
     rows = np.concatenate([q.rows for q in queries])
     times = np.concatenate([q.times for q in queries])
+    if not np.ptp(rows, axis=0).any():
+        raise Invalid("the schedules cannot be told apart by their features")
     given = SETTINGS | (settings or {}) | {"objective": pairwise(queries)}
-    data = lightgbm.Dataset(rows, label=times, params={"verbosity": -1}, free_raw_data=False)
+    binning = {
+        "verbosity": -1,
+        "num_threads": given["num_threads"],
+        "feature_pre_filter": False,
+        "min_data_in_bin": 1,
+    }
+    data = lightgbm.Dataset(rows, times, params=binning, feature_name=_names(), free_raw_data=False)
     return lightgbm.train(given, data, num_boost_round=trees, init_model=first)
+
+
+def predict(model: Any, rows: np.ndarray) -> np.ndarray:
+    """On one thread: there are few rows, and threads that wait for one another take longer."""
+    return np.asarray(model.predict(rows, num_threads=1))
 
 
 def _lightgbm() -> Any:
