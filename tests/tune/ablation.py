@@ -71,8 +71,7 @@ def replayed(m: Measurements, way: str, first: Path | None, trials: int, seed: i
 def _scores(m: Measurements, done: list[int], first: Path | None) -> np.ndarray:
     """As the model that learns has them: from what is known before, then from what is measured."""
     if len(done) < FEWEST:
-        known = None if first is None else trees_of(first, print)
-        return m.query.rows[:, 0] if known is None else predict(known, m.query.rows)
+        return predict(None if first is None else trees_of(first, print), m.query.rows)
     query = Query(m.query.rows[done], m.query.times[done])
     before = str(first) if first is not None else None
     return predict(train([query], TREES, before, WHILE_TUNING), m.query.rows)

@@ -20,7 +20,7 @@ from tilewright.tune import models
 from tilewright.tune.models import family, kept_file, learned, model_for
 from tilewright.tune.models.features import default_nest, feature_names, features, rows_of
 from tilewright.tune.models.keeping import MOST, Kept
-from tilewright.tune.models.learned import Learned, Query, columns, train, trees_of
+from tilewright.tune.models.learned import Learned, Query, columns, predict, train, trees_of
 from tilewright.tune.models.training import right
 from tilewright.tune.search.state import Measured
 from tilewright.tune.space.space import Point
@@ -52,7 +52,7 @@ def planted(seed: int, groups: int, size: int = 24) -> list[Query]:
 
 
 def part_right(model: object, queries: list[Query]) -> float:
-    found = [right(np.asarray(model.predict(q.rows)), q.times) for q in queries]  # type: ignore[attr-defined]
+    found = [right(predict(model, q.rows), q.times) for q in queries]
     return sum(r for r, _ in found) / sum(n for _, n in found)
 
 

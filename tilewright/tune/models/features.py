@@ -190,7 +190,7 @@ class _Features:
         """Of all loads and stores, weighed by how often they run: how they walk through memory."""
         parts = {"still": 0.0, "adjacent": 0.0, "strided": 0.0, "anywhere": 0.0}
         stored = dict(parts)
-        scalar = ragged = guarded = 0.0
+        scalar = ragged = guarded = changing = 0.0
         for (s, path), w in zip(self.stores, weights, strict=True):
             along = self.along(path)
             for x in store_loads(s):
@@ -200,14 +200,17 @@ class _Features:
             lane = [q for q in path if q.kind in ("lane", "tensor")]
             scalar += w if not lane else 0.0
             ragged += w if any(not isinstance(q.extent, int) for q in lane) else 0.0
-            guarded += w if any(not isinstance(q.extent, int) for q in path) else 0.0
+            length = [q for q in path if not isinstance(q.extent, int)]
+            guarded += w if any(q.kind in ("unroll", "tensor") for q in length) else 0.0
+            changing += w if length else 0.0
         for kind, n in parts.items():
             yield f"all loads that are {kind}", n / total
         for kind, n in stored.items():
             yield f"all stores that are {kind}", n / total
         yield "all without lanes", scalar / total
         yield "all in ragged lanes", ragged / total
-        yield "all in loops of changing length", guarded / total
+        yield "all written out with guards", guarded / total
+        yield "all in loops of changing length", changing / total
 
     def along(self, path: Path) -> Sym | None:
         """The loop whose iterations are neighbours in time: lanes, or the innermost."""

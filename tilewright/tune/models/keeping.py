@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 # Schedules that are kept, the latest groups first: training takes part of a second.
-MOST = 2000
+MOST = 800
 Rows = tuple[np.ndarray, np.ndarray]
 
 

@@ -8,7 +8,7 @@ any for the target's family, and adds trees for what is measured now.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import log2
@@ -48,6 +48,9 @@ SETTINGS = {
 WHILE_TUNING = {"learning_rate": 0.1, "num_leaves": 15, "min_data_in_leaf": 4}
 TREES = 40
 FEWEST = 8  # schedules to learn from
+LATEST = 800  # and the most
+# How much the analytic model's estimate, twice the cycles being 1, counts for at first.
+PRIOR = 1.0
 # Rows of features that are remembered: a search asks for the same points again and again.
 MOST_ROWS = 20_000
 
@@ -71,8 +74,7 @@ def as_times(ratios: Sequence[float | None]) -> np.ndarray:
 
 @dataclass
 class Learned:
-    """Ranks by trees; as long as nothing was learned, by the analytic model's estimate of cycles,
-    which is a feature too. What it learns is `kept` for the next run, if it is told where."""
+    """Ranks by trees. What it learns is `kept` for the next run, if it is told where."""
 
     pretrained: Path | None = None
     kept: Kept | None = None
@@ -94,10 +96,7 @@ class Learned:
             self._train()
 
     def scores(self, group: Group, points: Sequence[Point], target: Target) -> Sequence[float]:
-        rows = self._relative(group, points, target)
-        if self._model is None:
-            return [float(x) for x in rows[:, 0]]
-        return [float(x) for x in predict(self._model, rows)]
+        return [float(x) for x in predict(self._model, self._relative(group, points, target))]
 
     def learn(self, group: Group, measured: Sequence[Measured], target: Target) -> None:
         """From everything that was measured of a group so far."""
@@ -114,7 +113,7 @@ class Learned:
         if sum(len(q.times) for q in self.queries.values()) >= FEWEST:
             first = str(self.pretrained) if self.pretrained is not None else None
             try:
-                self._model = train(list(self.queries.values()), TREES, first, WHILE_TUNING)
+                self._model = train(latest(self.queries), TREES, first, WHILE_TUNING)
             except Invalid:
                 return  # nothing is learned from these
 
@@ -158,6 +157,17 @@ def trees_of(path: Path, tell: Callable[[str], object]) -> Any:
     return found
 
 
+def latest(queries: Mapping[str, Query]) -> list[Query]:
+    """The last ones, as many as are learned from in part of a second."""
+    found, count = list[Query](), 0
+    for q in reversed(list(queries.values())):
+        count += len(q.times)
+        if found and count > LATEST:
+            break
+        found.append(q)
+    return found[::-1]
+
+
 Objective = Callable[[np.ndarray, Any], tuple[np.ndarray, np.ndarray]]
 
 
@@ -167,7 +177,9 @@ def pairs_of(times: np.ndarray) -> np.ndarray:
 
 
 def pairwise(queries: Sequence[Query]) -> Objective:
-    """The loss is that of every pair ranked wrong, by how far: each query counts by its size."""
+    """The loss is that of every pair ranked wrong, by how far: each query counts by its size.
+    Trees correct the analytic model's ranking, so that they say nothing where they know nothing."""
+    prior = np.concatenate([PRIOR * q.rows[:, 0].astype(float) for q in queries])
     faster = [pairs_of(q.times) for q in queries]
     weights = [len(q.times) / max(1, int(f.sum())) for q, f in zip(queries, faster, strict=True)]
     ends = np.cumsum([len(q.times) for q in queries])
@@ -176,7 +188,7 @@ def pairwise(queries: Sequence[Query]) -> Objective:
         gradient, curvature = np.zeros_like(scores), np.zeros_like(scores)
         for end, f, w in zip(ends, faster, weights, strict=True):
             here = slice(end - len(f), end)
-            s = scores[here]
+            s = scores[here] + prior[here]
             wrong = f * _sigmoid(s[:, None] - s[None, :])
             bend = wrong * (1 - wrong)
             gradient[here] = w * (wrong.sum(1) - wrong.sum(0))
@@ -211,8 +223,10 @@ def train(
 
 
 def predict(model: Any, rows: np.ndarray) -> np.ndarray:
-    """On one thread: there are few rows, and threads that wait for one another take longer."""
-    return np.asarray(model.predict(rows, num_threads=1))
+    """Scores by trees, if there are any, and the analytic model; less is faster. On one thread:
+    there are few rows, and threads that wait for one another take longer."""
+    trees = 0.0 if model is None else np.asarray(model.predict(rows, num_threads=1))
+    return PRIOR * rows[:, 0].astype(float) + trees
 
 
 def _lightgbm() -> Any:
