@@ -158,14 +158,17 @@ class _Features:
         model, cores = self.model, max(1, self.target.cores)
         regions = {q.name: (q, p) for _, p in self.stores for q in p if q.kind == "parallel"}
         pieces = [max(1, -(-model.trips[q.var] // max(1, q.grain))) for q, _ in regions.values()]
-        begun = 0.0
-        for q, _ in regions.values():
-            begun += self.around[id(q)] / max(1, model.trips[q.var])
+        begun = all_pieces = 0.0
+        for (q, _), count in zip(regions.values(), pieces, strict=True):
+            times = self.around[id(q)] / max(1, model.trips[q.var])
+            begun += times
+            all_pieces += times * count
         local = [b for b in self.nest.buffers if b.scope == "local"]
         yield "threads", self.cost.threads
         yield "cores", float(cores)
         yield "stores in the nest", float(len(self.stores))
         yield "regions of threads", _log(begun)
+        yield "pieces in all", _log(all_pieces)
         yield "pieces for a thread", _log(min(pieces, default=0) / cores)
         yield "left over", max((-n % cores) / n for n in pieces) if pieces else 1.0
         cycles = self.cost.cycles * self.cost.threads
