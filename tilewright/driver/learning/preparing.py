@@ -73,7 +73,9 @@ class _Ready(Host):
     def __init__(self) -> None:
         self.kernels: dict[int, _Kept] = {}
 
-    def kernel(self, nest: Nest, target: Target) -> _Kept:  # type: ignore[override]
+    def kernel(  # type: ignore[override]
+        self, nest: Nest, target: Target, code: bytes = b""
+    ) -> _Kept:
         return self.kernels[id(nest)]
 
 
