@@ -148,11 +148,15 @@ def test_who_is_left_out_is_told() -> None:
     elsewhere = FakeWorker("elsewhere", facts(other))
     small = FakeWorker("small", facts(threads=1))
     good = FakeWorker("good")
-    made = Pool(TARGET, those(old, elsewhere, small, good), 2, said.append)
+    broken = FakeWorker("broken", Facts("there", (), 0, "", "it does not start"))
+    made = Pool(TARGET, those(old, elsewhere, small, good, broken), 2, said.append)
     assert made.count == 1 and made.threads == 2
     assert said[0].startswith("old is left out: it has another version of tilewright (0123, not ")
     assert f"elsewhere is left out: it runs code for {other.name}, not for x86-64-v3" in said[1]
-    assert said[2] == "small is left out: it has 1 threads, not 2"
+    assert said[2:] == [
+        "small is left out: it has 1 threads, not 2",
+        "broken is left out: it does not start",
+    ]
     with pytest.raises(Invalid, match="no worker of the fleet measures code for x86-64-v3; old:"):
         Pool(TARGET, those(old))
 
@@ -372,12 +376,12 @@ def test_which_target_of_a_fleet() -> None:
     assert chosen([arm, large], large, None) is large
     assert chosen([arm, gpu, arm], large, None) is arm, "the only processor there is"
     assert chosen([arm, gpu], large, "cuda:90") is gpu
-    assert chosen([arm, large], large, arm.key()[:6]) is arm
+    assert chosen([arm, large], large, arm.machine_key()[:6]) is arm
     with pytest.raises(Invalid, match="no worker has this machine's target, and 2 of them"):
         chosen([arm, large], small, None)
     with pytest.raises(Invalid, match=r"'x' names none of the fleet's targets") as found:
         chosen([arm], small, "x")
-    assert f"there are: arm64 {arm.key()}" in str(found.value)
+    assert f"there are: arm64 {arm.machine_key()}" in str(found.value)
 
 
 def test_an_actor_takes_one_race_at_a_time() -> None:
@@ -397,7 +401,7 @@ def test_an_actor_takes_one_race_at_a_time() -> None:
 
     actor = on_ray.Actor(64, lambda target, threads: Held(target, threads))
     told = actor.facts()
-    assert told.version == code_version() and targets.host().key() in told.keys
+    assert told.version == code_version() and targets.host().machine_key() in told.keys
     assert 1 <= told.threads < 64 or targets.host().cores >= 64
     found: list[list[Verdict] | None] = []
     thread = threading.Thread(target=lambda: found.append(actor.race(job("g", "", LANES))))

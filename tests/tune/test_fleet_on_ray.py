@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from tests.tune.fake_measuring import GROUPS, Fake, slow
 from tests.tune.test_lanes import records
 from tilewright import targets
+from tilewright.base.errors import Invalid
+from tilewright.ir.target import Target
 from tilewright.tune.fleet.measuring import FleetMeasuring
 from tilewright.tune.fleet.on_ray import connected, local_cluster
 from tilewright.tune.fleet.pool import Pool
@@ -47,6 +50,24 @@ def test_a_node_is_killed_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None
         assert pool.count == 1 and killed and said[0].startswith(f"{killed[0]} was lost")
     assert len(found) == len(set(found)) == 13 * len(GROUPS)
     assert found == records(tmp_path / "here", Fake(target), 3), "as without a fleet"
+
+
+class Absent:
+    """What cannot be read on the other side, as code of a package that is not there."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_module, ("tests.tune.no_such_module",)
+
+    def __call__(self, target: Target, threads: int) -> Fake:
+        raise AssertionError
+
+
+def test_a_machine_where_the_worker_does_not_start_is_told() -> None:
+    with connected("local:1", make=Absent()) as fleet:
+        (worker,) = fleet.find(())
+        assert "it does not start (ModuleNotFoundError: No module named" in worker.facts.problem
+        with pytest.raises(Invalid, match=r"no worker of the fleet .* does not start"):
+            Pool(targets.host(), fleet.find)
 
 
 def test_code_from_here_is_measured_there() -> None:

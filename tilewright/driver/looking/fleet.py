@@ -88,11 +88,11 @@ def local_threads(nodes: int) -> int:
 
 def chosen_target(there: Sequence[Target], usual: Target, wanted: str | None) -> Target:
     """Which of the targets of a fleet's machines to tune for."""
-    known = {t.key(): t for t in there}
+    known = {t.machine_key(): t for t in there}
     if wanted is not None:
         fits = [t for key, t in known.items() if t.name == wanted or key.startswith(wanted)]
-    elif usual.key() in known:
-        return known[usual.key()]
+    elif usual.machine_key() in known:
+        return known[usual.machine_key()]
     else:  # a GPU is asked for by name
         fits = [t for t in known.values() if t.grid is None]
     if len(fits) == 1:
@@ -113,7 +113,12 @@ def show(address: str, console: Console) -> int:
             raise Invalid(f"the fleet at {address} has no workers", hint=hint)
         table = new_table("machine", "target", "threads", "state", "races")
         for w in workers:
-            names = ", ".join(f"{t.name} {t.key()}" for t in map(Target.parse, w.facts.targets))
+            if w.facts.problem:
+                table.add_row(w.name, "–", "–", w.facts.problem, "–")
+                continue
+            names = ", ".join(
+                f"{t.name} {t.machine_key()}" for t in map(Target.parse, w.facts.targets)
+            )
             status = w.status()
             state = "free" if status.racing is None else f"in a race for {status.racing:.0f} s"
             if w.facts.version != code_version():

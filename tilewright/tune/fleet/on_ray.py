@@ -163,7 +163,7 @@ class Fleet:
     def _started(self, name: str, node: str, threads: int) -> RayWorker | None:
         """The actor of a node; None where the node is lost meanwhile. One with other code, from
         before an update, is started again unless it is at work."""
-        ray = _ray()
+        ray, actor = _ray(), None
         try:
             actor = self._actor(name, node, threads)
             facts = ray.get(actor.facts.remote(), timeout=START)
@@ -172,13 +172,11 @@ class Fleet:
                     ray.kill(actor)
                     actor = self._actor(name, node, threads)
                     facts = ray.get(actor.facts.remote(), timeout=START)
-        except ray.exceptions.RayTaskError as why:  # such as a machine without this package
-            raise Invalid(
-                f"the worker on {name} does not start: {_last_line(why)}",
-                hint="install tilewright[fleet] there, the same version as here",
-            ) from None
-        except ray.exceptions.RayError:
-            return None
+        except ray.exceptions.RayError as why:  # such as on a machine without this package
+            if not any(n["NodeID"] == node and n["Alive"] for n in ray.nodes()):
+                return None
+            said = f"it does not start ({_last_line(why)}): is tilewright[fleet] installed there?"
+            facts = Facts(name, (), 0, "", said)
         return RayWorker(name, facts, actor)
 
     def _actor(self, name: str, node: str, threads: int) -> Any:
