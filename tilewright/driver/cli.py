@@ -43,6 +43,7 @@ _BISECT = "tilewright.driver.looking.bisect_torch"
 _ELSEWHERE = "tilewright.driver.program.elsewhere"
 _FLEET = "tilewright.driver.looking.fleet"
 _COMPARE = "tilewright.driver.looking.compare"
+_LEARNING = "tilewright.driver.looking.learning"
 _MINE = "tilewright.driver.looking.mine"
 _OPTIMIZE = "tilewright.driver.looking.optimize"
 _RULES = "tilewright.driver.looking.rules"
@@ -60,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if words[:1] == ["bench"]:
             return _bench(words[1:])
+        if words[:1] == ["tune"] and words[1:2] in (["collect"], ["train"]):
+            return import_module(_LEARNING).main(words[1:], console)
         given = argument_parser().parse_args(words)
         return given.do(given, console)
     except KeyboardInterrupt:
