@@ -40,7 +40,11 @@ class Fake:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def measure(
-        self, group: str, traces: Sequence[str], rounds: int | None = None
+        self,
+        group: str,
+        traces: Sequence[str],
+        rounds: int | None = None,
+        codes: Sequence[bytes] = (),
     ) -> list[Verdict]:
         with self.lock:
             assert group not in self.under_way, "a group is in two races"
@@ -54,3 +58,8 @@ class Fake:
 
     def close(self) -> None:
         return None
+
+
+def slow(target: Target, threads: int) -> Fake:
+    """A race takes so long that a worker can be lost in the middle."""
+    return Fake(target, threads, most=0.2)

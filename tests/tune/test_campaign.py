@@ -194,7 +194,7 @@ def test_mistakes_are_kept_as_reproducers_and_never_as_records(
     assert kept.keys() == {"crashed", "wrong"}
     r = load_reproducer(kept["wrong"])
     assert (r.group, r.trace, r.difference, r.seed) == (GROUP, split(WRONG), 0.25, 0)
-    assert r.target == default().key() and "the error is 0.25" in r.why
+    assert r.target == default().machine_key() and "the error is 0.25" in r.why
     found = r.again(harmed.measuring)  # type: ignore[arg-type]
     assert (found.fault, found.difference) == ("wrong", 0.25)
     assert replace(r, trace=split(12)).again(harmed.measuring).seconds  # type: ignore[arg-type]

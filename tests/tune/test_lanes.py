@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tune.fake_measuring import GROUPS, Fake
 from tilewright import targets
 from tilewright.tune.campaign import Campaign, tasks_of
+from tilewright.tune.measuring.measurer import Measurer
 from tilewright.tune.models.analytic import Analytic
 from tilewright.tune.records import Records
 from tilewright.tune.search import search_named
 
 
-def lines(path: Path, lanes: int, most: float, trials: int = 12) -> tuple[list[str], Fake]:
-    """The records of a run."""
-    target = targets.get("x86-64-v3")
-    fake = Fake(target, most=most)
+def records(path: Path, by: Measurer, lanes: int, **given: Any) -> list[str]:
+    """The records of a run, without when they were made."""
     kernels = [(text, 1 + k, f"k{k}") for k, text in enumerate(GROUPS)]
-    tasks = tasks_of(kernels, target, fake, lambda: search_named("random"), Analytic(), 0)
-    campaign = Campaign(tasks, Records(path), trials, lanes=lanes)
+    tasks = tasks_of(kernels, by.target, by, lambda: search_named("random"), Analytic(), 0)
+    campaign = Campaign(tasks, Records(path), 12, lanes=lanes, **given)
     for _ in campaign.run():
         pass
     for _ in campaign.finish():
         pass
-    found = [replace(r, at=0).line() for r in Records.load(path).records]
-    return found, fake
+    return [replace(r, at=0).line() for r in Records.load(path).records]
+
+
+def lines(path: Path, lanes: int, most: float) -> tuple[list[str], Fake]:
+    fake = Fake(targets.get("x86-64-v3"), most=most)
+    return records(path, fake, lanes), fake
 
 
 def test_records_are_the_same_whichever_race_ends_first(tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def test_a_chooser_of_ones_own_decides(records: Path) -> None:
     assert traces(compile_graph(product(), Options(choose=Own()))) == usual
 
 
+def test_records_outlive_other_estimates_of_the_machine(records: Path) -> None:
+    """What was measured stays true when its rates are known better."""
+    found = tuned(records)
+    target = replace(default(), mhz=default().mhz + 1)
+    assert target.key() != default().key()
+    got = traces(compile_graph(product(), Options(target=target)))
+    assert got == {text: r.trace for text, r in found.items()}
+
+
 @pytest.mark.parametrize(
     "other", [{"target": "another"}, {"threads": 99}, {"kind": "trial"}, {"seconds": 1.0}]
 )

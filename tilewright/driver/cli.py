@@ -31,6 +31,8 @@ from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
+from tilewright.ir.target import Target
+from tilewright.runtime.program_data import KernelInfo
 from tilewright.tune.fleet import ADDRESS
 
 if TYPE_CHECKING:  # each command loads what it needs
@@ -38,8 +40,10 @@ if TYPE_CHECKING:  # each command loads what it needs
 
 _CALIBRATE = "tilewright.driver.looking.calibrate"
 _BISECT = "tilewright.driver.looking.bisect_torch"
+_ELSEWHERE = "tilewright.driver.program.elsewhere"
 _FLEET = "tilewright.driver.looking.fleet"
 _COMPARE = "tilewright.driver.looking.compare"
+_LEARNING = "tilewright.driver.looking.learning"
 _MINE = "tilewright.driver.looking.mine"
 _OPTIMIZE = "tilewright.driver.looking.optimize"
 _RULES = "tilewright.driver.looking.rules"
@@ -57,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if words[:1] == ["bench"]:
             return _bench(words[1:])
+        if words[:1] == ["tune"] and words[1:2] in (["collect"], ["train"]):
+            return import_module(_LEARNING).main(words[1:], console)
         given = argument_parser().parse_args(words)
         return given.do(given, console)
     except KeyboardInterrupt:
@@ -141,6 +147,9 @@ def argument_parser() -> argparse.ArgumentParser:
                 "Ctrl-C or a kill. Every later compile uses what was decided."
             )
             made.add_argument("--fleet", metavar="ADDRESS", help=f"measure there: {ADDRESS}")
+            made.add_argument(
+                "--target", metavar="NAME", help="of the fleet's machines, or its key"
+            )
             made.add_argument("--page", type=Path, metavar="FILE.html", help="with curves")
         if name == "explain":
             made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
@@ -319,6 +328,15 @@ def _tune(given: argparse.Namespace, console: Console) -> int:
     kernels = [k for p in made.programs for k in p.kernels[p.once :]]
     names = ("trials", "minutes", "search", "model", "seed", "records", "page", "fleet")
     options = {name: getattr(given, name) for name in names}
+    if given.target is not None and given.fleet is None:
+        raise Invalid("--target is that of a fleet's machines", hint="give --fleet ADDRESS too")
+    graphs = [p.graph for p in made.programs if p.graph is not None]
+
+    def kernels_for(target: Target) -> list[KernelInfo]:
+        find = import_module(_ELSEWHERE).kernels_for
+        return [k for g in graphs for k in find(g, Options(passes=given.passes), target)]
+
+    options |= {"wanted": given.target, "kernels_for": kernels_for}
     return tune.tune(kernels, targets.default(), console, **options)
 
 

@@ -76,9 +76,10 @@ def together(compute: float, moved: tuple[float, ...], target: Target) -> float:
     return slowest + EXPOSED * (compute + sum(waits) - slowest)
 
 
-def cost(nest: Nest, target: Target) -> Cost:
-    """An estimate for one call of a nest; symbolic sizes are guessed."""
-    model = CostModel(nest, target)
+def cost(nest: Nest, target: Target, model: CostModel | None = None) -> Cost:
+    """An estimate for one call of a nest; symbolic sizes are guessed. A `model` of the nest keeps
+    what it counted for others who ask."""
+    model = model or CostModel(nest, target)
     total = alone = compute = products = 0.0
     moved = [0.0, 0.0, 0.0]
     touched: dict[str, float] = {}
@@ -108,7 +109,7 @@ def cost(nest: Nest, target: Target) -> Cost:
 
 
 @dataclass
-class _Count:
+class Count:
     """Instructions of straight-line code."""
 
     fma: float = 0
@@ -118,7 +119,7 @@ class _Count:
     chain: float = 0  # cycles that sums wait for one another
     exits: float = 0
 
-    def add(self, o: _Count) -> None:
+    def add(self, o: Count) -> None:
         self.fma += o.fma
         self.loads += o.loads
         self.stores += o.stores
@@ -198,6 +199,8 @@ class CostModel:
         self.uses: dict[int, list[_Access]] = {}
         self.inner: dict[int, frozenset[Sym]] = {}
         self.seen: dict[int, dict[str, float]] = {}
+        # Straight-line code that was counted, and the loop right around it.
+        self.lines: list[tuple[Loop | None, Count]] = []
         for s, _ in walk(nest.body):
             if isinstance(s, Loop):
                 n = max(0, self.number(s.extent))
@@ -329,12 +332,13 @@ class CostModel:
     def all_cycles(self, body: Iterable[Stmt], around: Loop | None) -> float:
         """Statements one after the other; straight-line ones share the processor's units."""
         total = 0.0
-        line = _Count()
+        line = Count()
         for s in body:
             if isinstance(s, Store) or (isinstance(s, Loop) and s.kind in _WRITTEN_OUT):
                 line.add(self.count(s, (), around))
             elif isinstance(s, Loop):
                 total += self.cycles(s, s)
+        self.lines.append((around, line))
         return total + self.line_cycles(line)
 
     def products(self, s: Stmt) -> float:
@@ -349,7 +353,7 @@ class CostModel:
                 total += n / self.target.fma_pipes
         return total
 
-    def line_cycles(self, c: _Count) -> float:
+    def line_cycles(self, c: Count) -> float:
         t = self.target
         units = max(
             (c.fma + c.other) / t.fma_pipes,
@@ -359,11 +363,11 @@ class CostModel:
         )
         return max(units, c.chain) + c.exits
 
-    def count(self, s: Stmt, path: tuple[Loop, ...], around: Loop | None) -> _Count:
+    def count(self, s: Stmt, path: tuple[Loop, ...], around: Loop | None) -> Count:
         """Instructions of a statement in loops that are written out."""
         if isinstance(s, Store):
             return self.count_store(s, path, around)
-        out = _Count()
+        out = Count()
         if isinstance(s, Loop):
             if s.kind not in _WRITTEN_OUT:  # a loop inside lanes: as often as it runs
                 out.other = self.cycles(s, s) * self.target.fma_pipes
@@ -374,8 +378,8 @@ class CostModel:
                 out.add(self.count(x, (*path, s), around))
         return out
 
-    def count_store(self, s: Store, path: tuple[Loop, ...], around: Loop | None) -> _Count:
-        out = _Count()
+    def count_store(self, s: Store, path: tuple[Loop, ...], around: Loop | None) -> Count:
+        out = Count()
         target = self.buffers[s.buffer]
         leaf = self.leaf(s, path)
         fused = self.target.has_fma and isinstance(s.value, Fn) and s.value.name == "mul"
@@ -437,13 +441,13 @@ class CostModel:
         one = self.step(b, v.index, leaf.lane.var) == 1
         return leaf.times(symbols) if one else 2 * leaf.times(symbols, vectors=False)
 
-    def chained(self, out: _Count, leaf: _Leaf, around: Loop | None) -> None:
+    def chained(self, out: Count, leaf: _Leaf, around: Loop | None) -> None:
         """Sums wait for the one before them: in loops that do not choose where they are stored."""
         steps = leaf.depth
         if steps > 1 or leaf.tensor or (around is not None and around.var not in leaf.at):
             out.chain = steps * self.target.fma_latency
 
-    def spilled(self, out: _Count, s: Store, leaf: _Leaf) -> None:
+    def spilled(self, out: Count, s: Store, leaf: _Leaf) -> None:
         """Sums that need more registers than there are, with a vector per column and elements of
         the rows, are spilled: stored and loaded in every step."""
         sums, columns = leaf.times(leaf.at), leaf.columns

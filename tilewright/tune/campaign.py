@@ -93,7 +93,7 @@ class Task:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        return self.text, self.target.key(), self.measuring.threads
+        return self.text, self.target.machine_key(), self.measuring.threads
 
     @cached_property
     def _estimate(self) -> tuple[float, float]:

@@ -61,7 +61,7 @@ def recorded(target: Target, threads: int, log: Log) -> Recorded:
     if file is None or file.stamp != stamp:
         file = _File(stamp, _loaded(log))
         _last[:] = [file]
-    own = (target.key(), threads)
+    own = (target.machine_key(), threads)
     found = file.known.get(own)
     if found is None:
         best = file.records.best().items()

@@ -3,8 +3,8 @@ people. A line is a `trial` (one candidate) or a `best` (what a tuning run decid
 was refused, wrong, or did not come back has a fault and no seconds: it only keeps a later run from
 trying it again.
 
-Lines name a group by its text, a target by its key, and steps as they print: nothing of a machine's
-folders. A line is trusted only once its steps, as they are today, have been replayed on the group.
+Lines name a group by its text, a machine by its key, and steps as they print: nothing of folders.
+A line is trusted only once its steps, as they are today, have been replayed on the group.
 """
 
 from __future__ import annotations

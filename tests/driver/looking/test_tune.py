@@ -233,7 +233,9 @@ def test_records_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_reproducer_is_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    r = Reproducer(BEST.group, default().key(), 1, "", BEST.trace, "wrong", "it differs", 0.5)
+    r = Reproducer(
+        BEST.group, default().machine_key(), 1, "", BEST.trace, "wrong", "it differs", 0.5
+    )
     path = r.write(tmp_path / "records.jsonl")
     code, said = command(capsys, "rerun", path)
     assert code == 0 and "then: it gave other results: it differs (seed 0)" in said

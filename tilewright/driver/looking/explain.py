@@ -65,6 +65,7 @@ class ProgramReport:
     target: Target | None = None  # the machine that it is for
     once: int = 0  # so many of the kernels, the first ones, run only when weights have changed
     manner: str = ""  # how its kernels are launched, where there is more than one way
+    graph: Graph | None = None  # that it was compiled from
 
     @property
     def seconds(self) -> float:
@@ -245,6 +246,7 @@ def _reports(programs: Iterable[Any]) -> Iterator[ProgramReport]:
             p.data.target,
             len(p.prologue.kernels) if p.prologue is not None else 0,
             p.manner,
+            graph,
         )
 
 

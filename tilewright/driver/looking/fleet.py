@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -41,8 +41,11 @@ class Means:
 
 
 @contextmanager
-def means(address: str | None, target: Target, console: Console) -> Iterator[Means]:
-    """This machine, or the fleet at an address."""
+def means(
+    address: str | None, target: Target, console: Console, wanted: str | None = None
+) -> Iterator[Means]:
+    """This machine, or the fleet at an address: its machines of a target, which is the one that is
+    wanted, by its name or the beginning of its key, or else the given one if there are such."""
     if address is None:
         with closing(Measuring(target, pool.get_threads())) as measuring:
             yield Means(measuring)
@@ -53,6 +56,8 @@ def means(address: str | None, target: Target, console: Console) -> Iterator[Mea
 
     with connected(address, console) as fleet, ExitStack() as stack:
         with shown(console, "starting workers"):
+            there = [Target.parse(t) for w in fleet.find(()) for t in w.facts.targets]
+            target = chosen_target(there, target, wanted)
             workers = import_module(_POOL).Pool(target, fleet.find, knobs.threads.get(), tell)
         lanes = max(workers.count, min(LANES * workers.count, usable_cores()))
         who = f"{count(workers.count, 'worker')} with {count(workers.threads, 'thread')} each"
@@ -81,6 +86,24 @@ def local_threads(nodes: int) -> int:
     return knobs.threads.get() or max(1, usable_cores() // (2 * nodes))
 
 
+def chosen_target(there: Sequence[Target], usual: Target, wanted: str | None) -> Target:
+    """Which of the targets of a fleet's machines to tune for."""
+    known = {t.machine_key(): t for t in there}
+    if wanted is not None:
+        fits = [t for key, t in known.items() if t.name == wanted or key.startswith(wanted)]
+    elif usual.machine_key() in known:
+        return known[usual.machine_key()]
+    else:  # a GPU is asked for by name
+        fits = [t for t in known.values() if t.grid is None]
+    if len(fits) == 1:
+        return fits[0]
+    listed = ", ".join(f"{t.name} {key}" for key, t in known.items()) or "none"
+    what = f"{wanted!r} names {len(fits) or 'none'} of the fleet's targets"
+    if wanted is None:
+        what = f"no worker has this machine's target, and {len(fits) or 'none'} of them another"
+    raise Invalid(what, hint=f"say --target NAME or the beginning of a key; there are: {listed}")
+
+
 def show(address: str, console: Console) -> int:
     """A table of the workers of a fleet."""
     with connected(address, console) as fleet:
@@ -90,7 +113,12 @@ def show(address: str, console: Console) -> int:
             raise Invalid(f"the fleet at {address} has no workers", hint=hint)
         table = new_table("machine", "target", "threads", "state", "races")
         for w in workers:
-            names = ", ".join(f"{t.name} {t.key()[:8]}" for t in map(Target.parse, w.facts.targets))
+            if w.facts.problem:
+                table.add_row(w.name, "–", "–", w.facts.problem, "–")
+                continue
+            names = ", ".join(
+                f"{t.name} {t.machine_key()}" for t in map(Target.parse, w.facts.targets)
+            )
             status = w.status()
             state = "free" if status.racing is None else f"in a race for {status.racing:.0f} s"
             if w.facts.version != code_version():

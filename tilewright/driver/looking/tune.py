@@ -47,18 +47,26 @@ def tune(
     records: Path | None = None,
     page: Path | None = None,
     fleet: str | None = None,
+    wanted: str | None = None,
+    kernels_for: Callable[[Target], Sequence[KernelInfo]] | None = None,
 ) -> int:
     """Tune the kernels of a program, and tell what was gained. Ctrl-C ends the search: what was
-    found is decided on, or left for the next run where there is another Ctrl-C."""
+    found is decided on, or left for the next run where there is another Ctrl-C.
+
+    `wanted` is the target of machines of a fleet, and `kernels_for` gives the program's kernels
+    there."""
     require(minutes > 0, f"{minutes:g} minutes are no time", hint="such as --minutes 10")
     search_named(search)  # or a word about it before anything is measured
     known = Records.load(records or knobs.records_file())
     _told(known, console)
-    guess = model_for(model, target, lambda said: console.print(said, highlight=False))
-    listed = [(k.group, k.calls, k.name) for k in kernels]
-    if not listed:
+    if not kernels:
         raise Invalid("the program has no kernels to tune")
-    with means(fleet, target, console) as by:
+    with means(fleet, target, console, wanted) as by:
+        if by.measuring.target.key() != target.key() and kernels_for is not None:
+            target = by.measuring.target
+            kernels = kernels_for(target)
+        guess = model_for(model, target, lambda said: console.print(said, highlight=False))
+        listed = [(k.group, k.calls, k.name) for k in kernels]
         tasks = tasks_of(listed, target, by.measuring, lambda: search_named(search), guess, seed)
         _elsewhere(tasks, known, console)
         until = time.monotonic() + 60 * minutes
@@ -251,8 +259,8 @@ def check_records(path: Path, console: Console) -> int:
 def rerun(path: Path, target: Target, console: Console) -> int:
     """A reproducer once more: 1 where it still shows a mistake."""
     r = load_reproducer(path)
-    if r.target != target.key():
-        said = f"it was found on {r.target}; this machine is {target.key()}"
+    if r.target != target.machine_key():
+        said = f"it was found on {r.target}; this machine is {target.machine_key()}"
         console.print(f"[yellow]another target:[/] {said}", highlight=False, soft_wrap=True)
     measuring = Measuring(target, r.threads)
     try:

@@ -415,7 +415,7 @@ class _Builder:
             cluster, group = self.schedules.kernel_of(c, p)
             found, inputs = self._distinct(group), cluster.inputs
         self.alike[alike] = found
-        found.names.append(_label(c))
+        found.names.append(label(c))
         for n in c.nodes:
             found.places |= {str(x) for x in fused.graph.places.get(n, ())}
         return found, inputs
@@ -578,6 +578,7 @@ def _action_name(a: Action, kernels: dict[str, Distinct]) -> str:
     return f"{k.names[0]} {k.symbol}"
 
 
-def _label(c: Cluster) -> str:
+def label(c: Cluster) -> str:
+    """A kernel in a few words, for people."""
     names = [n.op.name for n in c.nodes if not isinstance(n.op, (Item, Constant))]
     return f"{c.kind}({'+'.join(names[:6])}{'+…' if len(names) > 6 else ''})"

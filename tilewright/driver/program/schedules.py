@@ -97,7 +97,7 @@ class Schedules:
         """The graph in which operands are stored as traces request them."""
         waiting = {name: t for name, t in self.traces.items() if _asking(t)}
         while waiting:
-            kernels = _kernels(graph, fold, self.numbers, target)
+            kernels = kernels_of(graph, fold, self.numbers, target)
             found = next((k for k in kernels if symbol_of(k[1]) in waiting), None)
             if found is None:
                 return graph  # this program has no such kernel; another one may
@@ -170,7 +170,7 @@ def _without_maps(
     return by_first_use(plain), stored
 
 
-def _kernels(
+def kernels_of(
     graph: Graph, fold: bool, numbers: Numbers, target: Target
 ) -> Iterator[tuple[Cluster, Group, dict[Node, Node]]]:
     """The kernels that the graph will have, with its own nodes for those of the clusters."""

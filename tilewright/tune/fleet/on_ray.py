@@ -163,7 +163,7 @@ class Fleet:
     def _started(self, name: str, node: str, threads: int) -> RayWorker | None:
         """The actor of a node; None where the node is lost meanwhile. One with other code, from
         before an update, is started again unless it is at work."""
-        ray = _ray()
+        ray, actor = _ray(), None
         try:
             actor = self._actor(name, node, threads)
             facts = ray.get(actor.facts.remote(), timeout=START)
@@ -172,13 +172,11 @@ class Fleet:
                     ray.kill(actor)
                     actor = self._actor(name, node, threads)
                     facts = ray.get(actor.facts.remote(), timeout=START)
-        except ray.exceptions.RayTaskError as why:  # such as a machine without this package
-            raise Invalid(
-                f"the worker on {name} does not start: {_last_line(why)}",
-                hint="install tilewright[fleet] there, the same version as here",
-            ) from None
-        except ray.exceptions.RayError:
-            return None
+        except ray.exceptions.RayError as why:  # such as on a machine without this package
+            if not any(n["NodeID"] == node and n["Alive"] for n in ray.nodes()):
+                return None
+            said = f"it does not start ({_last_line(why)}): is tilewright[fleet] installed there?"
+            facts = Facts(name, (), 0, "", said)
         return RayWorker(name, facts, actor)
 
     def _actor(self, name: str, node: str, threads: int) -> Any:
@@ -247,18 +245,26 @@ def local_cluster(threads: Sequence[int]) -> Iterator[Any]:
         cluster.shutdown()
 
 
+# How a connection by HTTP/2 begins, which Ray uses: a greeting, and a frame without settings. The
+# fourth byte of what a server answers says that these are its settings.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
 def _answers(address: str) -> None:
     """An error in seconds, where Ray would try for minutes."""
     machine, _, port = address.rpartition(":")
     if not machine or not port.isdigit():
         raise Invalid(f"{address!r} names no fleet", hint=f"it is {ADDRESS}")
+    hint = "start a cluster there with `ray start --head --port=PORT`"
     try:
-        socket.create_connection((machine, int(port)), ANSWER).close()
+        with socket.create_connection((machine, int(port)), ANSWER) as there:
+            there.sendall(_GREETING)
+            answer = there.recv(9, socket.MSG_WAITALL)
     except OSError as why:
-        raise Invalid(
-            f"nothing answers at {address}: {why.strerror or why}",
-            hint="start a cluster there with `ray start --head --port=PORT`",
-        ) from None
+        said = f"nothing answers at {address}: {why.strerror or why}"
+        raise Invalid(said, hint=hint) from None
+    if answer[3:4] != b"\x04":
+        raise Invalid(f"what answers at {address} is no cluster of Ray", hint=hint)
 
 
 def _ray() -> Any:

@@ -34,10 +34,11 @@ class Facts:
     targets: tuple[str, ...]
     threads: int
     version: str
+    problem: str = ""  # why it does not work at all
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(Target.parse(t).key() for t in self.targets)
+        return tuple(Target.parse(t).machine_key() for t in self.targets)
 
 
 class Lost(Exception):
@@ -122,11 +123,15 @@ class Pool:
                     self._tell(f"{w.name} is left out: {why}")
 
     def _unfit(self, facts: Facts) -> str:
+        if facts.problem:
+            return facts.problem
         if facts.version != code_version():
             return f"it has another version of tilewright ({facts.version}, not {code_version()})"
-        if self.target.key() not in facts.keys:
+        if self.target.machine_key() not in facts.keys:
             names = ", ".join(t.split()[1] for t in facts.targets)
-            return f"it runs code for {names}, not for {self.target.name} {self.target.key()}"
+            return (
+                f"it runs code for {names}, not for {self.target.name} {self.target.machine_key()}"
+            )
         if self._wanted is not None and facts.threads < self._wanted:
             return f"it has {facts.threads} threads, not {self._wanted}"
         return ""

@@ -79,10 +79,8 @@ class Shop:
         measured = tuple((m.point.given, m.ratio) for m in tuning.state.measured)
         rng, space = tuning.state.rng.getstate(), str(tuning.state.space)
         known = (tuning.text, tuning.target, space, measured, tuning.search, rng, tuning.model)
-        try:
-            data = pickle.dumps(Question(*known, most))
-        except (TypeError, AttributeError, pickle.PicklingError):
-            return HERE.asked(tuning, most)  # a search that holds what cannot be sent
+        # A copy: what is learned from now on does not change it.
+        data = pickle.dumps(Question(*known, most))
         return partial(self._proposed, tuning.text, data)
 
     def _proposed(self, group: str, data: bytes) -> Proposed:
@@ -177,7 +175,7 @@ def _state(q: Question) -> State:
     for given, ratio in q.measured[len(state.measured) :]:
         point = state.space.replay(state.group, given, state.applied)
         state.measured.append(Measured(point, ratio))
-    state.seen = {m.point.trace for m in state.measured}
+    state.seen = {m.point.key for m in state.measured}
     state.model = q.model
     state.rng.setstate(q.rng)
     return state

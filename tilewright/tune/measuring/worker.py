@@ -4,6 +4,7 @@ begins and what was found: a candidate that crashes or hangs takes only this pro
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -123,9 +124,7 @@ def _watch(parent: int) -> None:
 def _limit_memory() -> None:
     """A candidate that takes more memory than there is fails, and nothing else does."""
     room = available_memory()
-    with suppress(ImportError, OSError, ValueError):  # a system without such limits
-        import resource
-
+    with suppress(OSError, ValueError):  # a system without such limits
         if room is not None:
             hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
             resource.setrlimit(resource.RLIMIT_DATA, (room, hard))

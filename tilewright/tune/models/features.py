@@ -1,10 +1,12 @@
-"""What a learned model sees of a nest: numbers that the analytic model counts, and for the stores
-that run most often what their loops, strides and reuse look like. All are logarithms or shares, so
-that a shape is like another one twice its size."""
+"""What a learned model sees of a nest: numbers that the analytic model counts, of which parts its
+cycles and bytes are made, and for the stores that take most of the time what their loops, strides,
+registers and reuse look like. All are logarithms or shares, so that a shape is like another one
+twice its size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
 from math import log2
 
 import numpy as np
@@ -15,12 +17,17 @@ from tilewright.ir.expr import Fn, Load
 from tilewright.ir.expr import walk as walk_value
 from tilewright.ir.scalar import cost_of
 from tilewright.ir.target import Target
-from tilewright.kernel.cost import CostModel, cost
-from tilewright.kernel.nest import Loop, Nest, Store, store_loads, walk
+from tilewright.kernel.cost import EXIT, ITERATION, CostModel, cost
+from tilewright.kernel.nest import Loop, Nest, Prefetch, Store, Work, store_loads, walk
+from tilewright.kernel.schedule import default_schedule
 
-STORES = 3  # that are looked at closely: those that run most often
+STORES = 3  # that are looked at closely: those that take most of the time
 LEVELS = 4  # loops around each, from inside, whose memory is counted
 KINDS = ("serial", "parallel", "unroll", "lane", "tensor")
+_WRITTEN_OUT = ("unroll", "lane", "tensor")
+PAGE = 4096
+Named = tuple[str, float]
+Path = tuple[Loop, ...]
 
 
 def _log(x: float) -> float:
@@ -31,118 +38,311 @@ def features(nest: Nest, target: Target) -> np.ndarray:
     return np.array([v for _, v in named(nest, target)], np.float32)
 
 
-def named(nest: Nest, target: Target) -> list[tuple[str, float]]:
+def relative(rows: np.ndarray, default: np.ndarray) -> np.ndarray:
+    """Features of schedules, and how they differ from those of their group's default schedule:
+    which is what times are compared with too."""
+    return np.concatenate([rows, rows - default], axis=1)
+
+
+def rows_of(nests: Sequence[Nest], default: Nest, target: Target) -> np.ndarray:
+    """What a model is trained on and asked with: a row for each nest."""
+    rows = np.stack([features(n, target) for n in nests])
+    return relative(rows, features(default, target))
+
+
+@lru_cache(64)
+def default_nest(work: Work, target: Target) -> Nest:
+    return default_schedule(work, target)[1]
+
+
+def named(nest: Nest, target: Target) -> list[Named]:
     """All features with their names."""
-    model = CostModel(nest, target)
-    c = cost(nest, target)
-    out = [
-        ("cycles", _log(c.cycles)),
-        ("compute", _log(c.compute)),
-        ("products", _log(c.products)),
-        ("bytes into the first cache", _log(c.moved[0])),
-        ("bytes into the second cache", _log(c.moved[1])),
-        ("bytes into the third cache", _log(c.moved[2])),
-        ("bytes touched", _log(c.once)),
-        ("threads", c.threads),
-        ("cores", float(target.cores)),
-        ("lanes of a register", float(target.lanes(32))),
-        ("waiting", c.waiting(target)),
-        ("stalling", c.stalling(target)),
-    ]
-    stores = [(s, p) for s, p in walk(nest.body) if isinstance(s, Store)]
-    runs = [_runs(model, p) for _, p in stores]
-    order = sorted(range(len(stores)), key=lambda k: -runs[k])
-    total = sum(runs) or 1.0
-    parallel = {q.name: q for _, p in stores for q in p if q.kind == "parallel"}
-    pieces = [max(1, -(-model.trips[q.var] // max(1, q.grain))) for q in parallel.values()]
-    local = [b for b in nest.buffers if b.scope == "local"]
-    out += [
-        ("stores", float(len(stores))),
-        ("regions of threads", float(len(parallel))),
-        ("pieces for a thread", _log(min(pieces, default=0) / max(1, target.cores))),
-        ("left over", max((-n % target.cores) / n for n in pieces) if pieces else 1.0),
-        ("bytes of local buffers", _log(sum(model.number(b.size) * b.dtype.bytes for b in local))),
-        ("written out", _log(sum(_written(model, p) for _, p in stores))),
-    ]
-    for k in range(STORES):
-        found = stores[order[k]] if k < len(order) else None
-        share = runs[order[k]] / total if found else 0.0
-        out += [(f"store {k}: {n}", v) for n, v in _store(model, found, share)]
-    return out
+    return list(_Features(CostModel(nest, target), nest).all())
 
 
-def _runs(model: CostModel, path: tuple[Loop, ...]) -> float:
-    n = 1.0
-    for q in path:
-        n *= max(1, model.trips[q.var])
-    return n
+class _Features:
+    """The features of one nest. Paths are the loops around a statement, the outermost first."""
 
+    def __init__(self, model: CostModel, nest: Nest) -> None:
+        self.model, self.nest, self.target = model, nest, model.target
+        self.cost = cost(nest, self.target, model)
+        self.stores: list[tuple[Store, Path]] = []
+        self.prefetches = 0.0
+        self.around: dict[int, float] = {}  # how often the body of a loop runs
+        for s, path in walk(nest.body):
+            if isinstance(s, Loop):
+                before = self.around[id(path[-1])] if path else 1.0
+                self.around[id(s)] = before * max(1, model.trips[s.var])
+            elif isinstance(s, Store):
+                self.stores.append((s, path))
+            elif isinstance(s, Prefetch):
+                self.prefetches += self.runs(path) * s.lines
 
-def _written(model: CostModel, path: tuple[Loop, ...]) -> float:
-    n = 1.0
-    for q in path:
-        if q.kind in ("unroll", "tensor"):
-            n *= max(1, model.trips[q.var])
-    return n
+    def runs(self, path: Path) -> float:
+        return self.around[id(path[-1])] if path else 1.0
 
-
-def _store(
-    model: CostModel, found: tuple[Store, tuple[Loop, ...]] | None, share: float
-) -> Iterator[tuple[str, float]]:
-    s, path = found if found is not None else (None, ())
-    yield "share of all", share
-    yield "runs", _log(_runs(model, path)) if s else 0.0
-    for kind in KINDS:
+    def trips(self, path: Path, *kinds: str) -> float:
+        """Iterations of the loops of some kinds, all of them together."""
         n = 1.0
         for q in path:
-            n *= max(1, model.trips[q.var]) if q.kind == kind else 1
-        yield f"iterations of {kind} loops", _log(n - 1)
-    inner = [q for q in path if q.kind == "serial"][-1:]
-    lane = [q for q in path if q.kind == "lane"][-1:]
-    yield "iterations of the innermost serial loop", _log(model.trips[inner[0].var]) if inner else 0
-    lanes = model.trips[lane[0].var] if lane else 0
-    yield "lanes", float(lanes)
-    yield "lanes by the register", lanes / max(1, model.target.lanes(32))
-    yield "ragged lanes", float(bool(lane) and not isinstance(lane[0].extent, int))
-    written = frozenset().union(*map(D.symbols, s.index)) if s and s.index else frozenset[Sym]()
-    sums = [q for q in path if q.var not in written]
-    yield "sums", _log(_runs(model, tuple(sums)) - 1) if s and s.combine is not None else 0.0
-    inside = {q.kind for q in sums}
-    yield "sums along lanes", float("lane" in inside)
-    yield "sums written out", float("unroll" in inside)
-    yield "to a register", float(s is not None and model.buffers[s.buffer].scope == "register")
-    yield from _values(model, s, lane[0].var if lane else inner[0].var if inner else None)
-    sizes = [sum(model.touched(q).values()) for q in reversed(path) if q.kind not in ("lane",)]
-    caches = (model.target.l1, model.target.l2, model.target.l3)
-    for k in range(LEVELS):
-        size = sizes[k] if k < len(sizes) else (sizes[-1] if sizes else 0.0)
-        yield f"bytes of loop {k} from inside", _log(size)
-    for k, cache in enumerate(caches):
-        fits = sum(1 for size in sizes if size <= cache)
-        yield f"loops that fit cache {k}", fits / max(1, len(sizes))
+            if q.kind in kinds:
+                n *= max(1, self.model.trips[q.var])
+        return n
+
+    def all(self) -> Iterator[Named]:
+        yield from self.whole()
+        yield from self.instructions()
+        yield from self.threads()
+        weights = [self.weight(s, p) for s, p in self.stores]
+        order = sorted(range(len(weights)), key=lambda k: (-weights[k], k))
+        total = sum(weights) or 1.0
+        yield from self.accesses(weights, total)
+        for k in range(STORES):
+            found = self.stores[order[k]] if k < len(order) else None
+            share = weights[order[k]] / total if found else 0.0
+            for name, v in self.store(found, share):
+                yield f"store {k}: {name}", v
+
+    def whole(self) -> Iterator[Named]:
+        c, t = self.cost, self.target
+        yield "cycles", _log(c.cycles)
+        yield "compute", _log(c.compute)
+        yield "products", _log(c.products)
+        rates = (t.l2_bandwidth, t.l3_bandwidth, t.memory_bandwidth)
+        for k, (moved, rate) in enumerate(zip(c.moved, rates, strict=True)):
+            yield f"bytes into cache {k}", _log(moved)
+            yield f"waiting for cache {k}", moved / rate / max(1.0, c.compute + moved / rate)
+        yield "bytes touched", _log(c.once)
+        yield "arithmetic intensity", _log(c.products * t.fma_pipes / max(1.0, c.once) * 16)
+        yield "waiting", c.waiting(t)
+        yield "stalling", c.stalling(t)
+        for name, size in (("first", t.l1), ("second", t.l2), ("third", t.l3)):
+            yield f"bytes touched by the {name} cache", _log(c.once / max(1, size))
+        yield "lanes of a register", float(t.lanes(32))
+        yield "registers", float(t.vector_registers)
+
+    def instructions(self) -> Iterator[Named]:
+        """Of which instructions the cycles are made, and what they wait for."""
+        t = self.target
+        fma = loads = stores = other = chain = exits = issue = overhead = longest = 0.0
+        for around, line in self.model.lines:
+            n = 1.0 if around is None else self.around.get(id(around), 1.0)
+            count = line.fma + line.loads + line.stores + line.other
+            fma += n * line.fma / t.fma_pipes
+            other += n * line.other / t.fma_pipes
+            loads += n * line.loads / t.load_ports
+            stores += n * line.stores
+            issue += n * count / t.issue
+            units = max((line.fma + line.other) / t.fma_pipes, line.loads / t.load_ports)
+            chain += n * max(0.0, line.chain - units)
+            exits += n * line.exits
+            overhead += n * ITERATION if around is not None else 0.0
+            longest = max(longest, count)
+        for loop in (s for s, _ in walk(self.nest.body) if isinstance(s, Loop)):
+            if loop.kind not in _WRITTEN_OUT:
+                exits += EXIT * self.around[id(loop)] / max(1, self.model.trips[loop.var])
+        total = max(1.0, fma + other + loads + stores + chain + exits + overhead)
+        found = {
+            "multiply-adds": fma, "other arithmetic": other, "loads": loads, "stores": stores,
+            "waiting sums": chain, "exits and spills": exits, "loop overhead": overhead,
+        }  # fmt: skip
+        for name, n in found.items():
+            yield f"cycles of {name}", _log(n)
+            yield f"share of {name}", n / total
+        yield "issue", _log(issue)
+        yield "longest body", _log(longest)
+        yield "loads of a multiply-add", _log(loads * t.load_ports / max(1.0, fma * t.fma_pipes))
+        yield "prefetches", _log(self.prefetches)
+
+    def threads(self) -> Iterator[Named]:
+        model, cores = self.model, max(1, self.target.cores)
+        regions = {q.name: (q, p) for _, p in self.stores for q in p if q.kind == "parallel"}
+        pieces = [max(1, -(-model.trips[q.var] // max(1, q.grain))) for q, _ in regions.values()]
+        begun = all_pieces = 0.0
+        for (q, _), count in zip(regions.values(), pieces, strict=True):
+            times = self.around[id(q)] / max(1, model.trips[q.var])
+            begun += times
+            all_pieces += times * count
+        local = [b for b in self.nest.buffers if b.scope == "local"]
+        yield "threads", self.cost.threads
+        yield "cores", float(cores)
+        yield "stores in the nest", float(len(self.stores))
+        yield "regions of threads", _log(begun)
+        yield "pieces in all", _log(all_pieces)
+        yield "pieces for a thread", _log(min(pieces, default=0) / cores)
+        yield "left over", max((-n % cores) / n for n in pieces) if pieces else 1.0
+        cycles = self.cost.cycles * self.cost.threads
+        yield "cycles of a piece", _log(cycles / max(1, max(pieces, default=1)))
+        sizes = [model.number(b.size) * b.dtype.bytes for b in local]
+        yield "bytes of local buffers", _log(sum(sizes))
+        yield "local buffers", float(len(local))
+        written = [self.trips(p, "unroll", "tensor") for _, p in self.stores]
+        yield "written out", _log(sum(written))
+        yield "most written out", _log(max(written, default=0.0))
+
+    def weight(self, s: Store, path: Path) -> float:
+        """About how many instructions a store and what it computes are, in all."""
+        each = 1.0 + sum(cost_of(v.name) for v in walk_value(s.value) if isinstance(v, Fn))
+        vectors = self.lanes_of(s) if any(q.kind in ("lane", "tensor") for q in path) else 1
+        return self.runs(path) * each / vectors
+
+    def lanes_of(self, s: Store) -> int:
+        return self.target.lanes(max(8, self.model.buffers[s.buffer].dtype.bits))
+
+    def accesses(self, weights: Sequence[float], total: float) -> Iterator[Named]:
+        """Of all loads and stores, weighed by how often they run: how they walk through memory."""
+        parts = {"still": 0.0, "adjacent": 0.0, "strided": 0.0, "anywhere": 0.0}
+        stored = dict(parts)
+        scalar = ragged = guarded = changing = 0.0
+        for (s, path), w in zip(self.stores, weights, strict=True):
+            along = self.along(path)
+            for x in store_loads(s):
+                if isinstance(x.source, str):
+                    parts[self.walked(x.source, x.index, along)] += w
+            stored[self.walked(s.buffer, s.index, along)] += w
+            lane = [q for q in path if q.kind in ("lane", "tensor")]
+            scalar += w if not lane else 0.0
+            ragged += w if any(not isinstance(q.extent, int) for q in lane) else 0.0
+            length = [q for q in path if not isinstance(q.extent, int)]
+            guarded += w if any(q.kind in ("unroll", "tensor") for q in length) else 0.0
+            changing += w if length else 0.0
+        for kind, n in parts.items():
+            yield f"all loads that are {kind}", n / total
+        for kind, n in stored.items():
+            yield f"all stores that are {kind}", n / total
+        yield "all without lanes", scalar / total
+        yield "all in ragged lanes", ragged / total
+        yield "all written out with guards", guarded / total
+        yield "all in loops of changing length", changing / total
+
+    def along(self, path: Path) -> Sym | None:
+        """The loop whose iterations are neighbours in time: lanes, or the innermost."""
+        lane = [q for q in path if q.kind == "lane"] or [q for q in path if q.kind == "tensor"]
+        found = lane[-1:] or list(path[-1:])
+        return found[0].var if found else None
+
+    def store(self, found: tuple[Store, Path] | None, share: float) -> Iterator[Named]:
+        s, path = found if found is not None else (None, ())
+        model = self.model
+        yield "share of all", share
+        yield "runs", _log(self.runs(path)) if s else 0.0
+        for kind in KINDS:
+            yield f"iterations of {kind} loops", _log(self.trips(path, kind) - 1)
+        inner = [q for q in path if q.kind not in _WRITTEN_OUT][-1:]
+        lane = [q for q in path if q.kind == "lane"][-1:]
+        yield (
+            "iterations of the innermost loop",
+            _log(self.trips(tuple(inner), "serial", "parallel")),
+        )
+        lanes = model.trips[lane[0].var] if lane else 0
+        yield "lanes", float(lanes)
+        width = self.lanes_of(s) if s else 1
+        yield "vectors of the lanes", -(-lanes // width)
+        yield "filled lanes", lanes / max(1, -(-lanes // width) * width)
+        yield "ragged lanes", float(bool(lane) and not isinstance(lane[0].extent, int))
+        yield (
+            "innermost changes in length",
+            float(bool(inner) and not isinstance(inner[0].extent, int)),
+        )
+        written = frozenset().union(*map(D.symbols, s.index)) if s and s.index else frozenset[Sym]()
+        sums = tuple(q for q in path if q.var not in written) if s and s.combine is not None else ()
+        yield "sums", _log(self.trips(sums, *KINDS) - 1)
+        yield "sums along lanes", _log(self.trips(sums, "lane") - 1)
+        yield "sums written out", _log(self.trips(sums, "unroll", "tensor") - 1)
+        yield "sums innermost", float(bool(sums and inner) and inner[0] in sums)
+        yield from self.registers(s, path, written, width)
+        yield from self.values(s, path, lane[0].var if lane else None, inner)
+        yield from self.reuse(path)
+
+    def registers(
+        self, s: Store | None, path: Path, written: frozenset[Sym], width: int
+    ) -> Iterator[Named]:
+        """Results that are under way at once, in vectors, against registers."""
+        rows = tuple(q for q in path if q.kind in ("unroll", "tensor") and q.var in written)
+        lane = tuple(q for q in path if q.kind == "lane" and q.var in written)
+        vectors = self.trips(rows, "unroll", "tensor")
+        vectors *= -(-self.trips(lane, "lane") // width) if lane else 1.0
+        if s is not None and any(q.kind == "tensor" for q in rows):
+            vectors /= width
+        yield (
+            "to a register",
+            float(s is not None and self.model.buffers[s.buffer].scope == "register"),
+        )
+        yield "results at once", _log(vectors)
+        yield "results by the registers", vectors / self.target.vector_registers
+        room = self.target.fma_pipes * self.target.fma_latency
+        yield "results to hide a latency", min(4.0, vectors / room)
+
+    def values(
+        self, s: Store | None, path: Path, lane: Sym | None, inner: list[Loop]
+    ) -> Iterator[Named]:
+        """What is computed, and how memory is walked along lanes and along the innermost loop."""
+        values = list(dict.fromkeys(walk_value(s.value))) if s else []
+        functions = [v for v in values if isinstance(v, Fn)]
+        yield "functions", float(len(functions))
+        yield "cost of functions", _log(sum(cost_of(v.name) for v in functions))
+        loads = [v for v in values if isinstance(v, Load) and isinstance(v.source, str)]
+        yield "loads", float(len(loads))
+        loop = inner[0].var if inner else None
+        for name, along in (("lanes", lane), ("the loop", loop)):
+            kinds = {"still": 0, "adjacent": 0, "strided": 0, "anywhere": 0}
+            far = 0.0
+            for x in loads:
+                kinds[self.walked(str(x.source), x.index, along)] += 1
+                far = max(far, self.stride(x, along))
+            for kind, n in kinds.items():
+                yield f"loads along {name} that are {kind}", float(n)
+            yield f"longest stride along {name}", _log(far)
+            yield f"strides of pages along {name}", float(far >= PAGE)
+        at = self.walked(s.buffer, s.index, lane or loop) if s else "still"
+        yield "stored apart", float(at in ("strided", "anywhere"))
+        scopes = [self.model.buffers[str(x.source)].scope for x in loads]
+        yield "registers read", float(sum(x == "register" for x in scopes))
+        yield "local buffers read", float(sum(x == "local" for x in scopes))
+
+    def reuse(self, path: Path) -> Iterator[Named]:
+        """Bytes that each loop touches, from inside, and which of them stay in which cache."""
+        model, t = self.model, self.target
+        around = [q for q in reversed(path) if q.kind not in _WRITTEN_OUT]
+        sizes = [sum(model.touched(q).values()) for q in around]
+        for k in range(LEVELS):
+            size = sizes[k] if k < len(sizes) else (sizes[-1] if sizes else 0.0)
+            yield f"bytes of loop {k} from inside", _log(size)
+            trips = model.trips[around[k].var] if k < len(around) else 1
+            yield f"iterations of loop {k} from inside", _log(trips - 1)
+            # Bytes of an iteration by bytes of the loop: 1 where iterations share all they touch.
+            inside = sizes[k - 1] if 0 < k < len(sizes) else None
+            yield f"shared by loop {k} from inside", inside / max(1.0, size) if inside else 0.0
+        for k, room in enumerate((t.l1, t.l2, t.l3)):
+            fits = [size for size in sizes if size <= 0.8 * room]
+            yield f"loops that fit cache {k}", float(len(fits))
+            inside = 1.0
+            for q in around[: len(fits)]:
+                inside *= max(1, model.trips[q.var])
+            yield f"iterations within cache {k}", _log(inside)
+            yield f"part of cache {k}", max(fits, default=0.0) / max(1, room)
+
+    def stride(self, x: Load, along: Sym | None) -> float:
+        """Bytes between neighbouring iterations; 0 where it is not even."""
+        if along is None or not any(along in D.symbols(i) for i in x.index):
+            return 0.0
+        b = self.model.buffers[str(x.source)]
+        return abs(self.model.step(b, x.index, along) or 0) * b.dtype.bytes
+
+    def walked(self, buffer: str, index: Sequence[D.Dim], along: Sym | None) -> str:
+        if along is None or not any(along in D.symbols(i) for i in index):
+            return "still"
+        if any(True for i in index for _ in D.data_values(i)):
+            return "anywhere"
+        step = self.model.step(self.model.buffers[buffer], tuple(index), along)
+        if step is None:
+            return "strided"
+        return "still" if step == 0 else "adjacent" if abs(step) == 1 else "strided"
 
 
-def _values(model: CostModel, s: Store | None, along: Sym | None) -> Iterator[tuple[str, float]]:
-    """What is computed, and how memory is walked through along the innermost loop."""
-    functions = [v for v in walk_value(s.value) if isinstance(v, Fn)] if s else []
-    yield "functions", float(len(functions))
-    yield "cost of functions", _log(sum(cost_of(v.name) for v in functions))
-    loads = [x for x in store_loads(s) if isinstance(x.source, str)] if s else []
-    kinds = {"still": 0, "adjacent": 0, "strided": 0, "anywhere": 0}
-    for x in loads:
-        kinds[_walked(model, x, along)] += 1
-    for kind, n in kinds.items():
-        yield f"loads that are {kind}", float(n)
-    yield (
-        "registers read",
-        float(sum(model.buffers[str(x.source)].scope == "register" for x in loads)),
-    )
-
-
-def _walked(model: CostModel, x: Load, along: Sym | None) -> str:
-    if along is None or not any(along in D.symbols(i) for i in x.index):
-        return "still"
-    if any(True for i in x.index for _ in D.data_values(i)):
-        return "anywhere"
-    step = model.step(model.buffers[str(x.source)], x.index, along)
-    return "still" if step == 0 else "adjacent" if step == 1 else "strided"
+@cache
+def feature_names() -> tuple[str, ...]:
+    """The names of the columns that `rows_of` makes, which are the same for every nest."""
+    target = Target("any", "any", "any")
+    names = [name for name, _ in named(Nest("nothing", (), ()), target)]
+    return (*names, *(f"{name} beyond the default" for name in names))

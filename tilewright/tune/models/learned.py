@@ -1,113 +1,232 @@
 """Trees that learn to rank schedules from what was measured (LightGBM, the extra `tune`).
 
 A query is a group on a target: of its schedules, which is faster? Seconds of different groups are
-never compared. Training starts from a model that was learned before (`pretrained`), where there is
-one for the target's family, and adds trees for what is measured now.
+never compared. Training starts from trees that were learned before (`pretrained`), where there are
+any for the target's family, and adds trees for what is measured now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from math import log2
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tilewright.base.errors import MissingExtra
+from tilewright.base.errors import Invalid, MissingExtra
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
+from tilewright.kernel.step import Trace
 from tilewright.kernel.text import group_text
-from tilewright.tune.models.features import features
+from tilewright.tune.models.features import default_nest, feature_names, features, relative
+from tilewright.tune.models.keeping import Kept
 from tilewright.tune.search.state import Measured
 from tilewright.tune.space.space import Point
 
-# Speeds relative to the fastest, in so many classes.
-CLASSES = 31
+# Times that differ by less than this say nothing about which is faster.
+APART = log2(1.05)
+# One that does not run counts as so many times slower than the default schedule, as a logarithm.
+BROKEN = 6.0
 SETTINGS = {
-    "objective": "lambdarank",
     "metric": "None",
     "learning_rate": 0.1,
-    "num_leaves": 15,
-    "min_data_in_leaf": 3,
+    "num_leaves": 31,
+    "min_data_in_leaf": 20,
     "lambda_l2": 1.0,
-    "lambdarank_truncation_level": 64,
-    "label_gain": [float(k) for k in range(CLASSES + 1)],
+    "feature_fraction": 0.4,
     "deterministic": True,
     "force_row_wise": True,
     "num_threads": 1,
     "verbosity": -1,
     "seed": 0,
 }
-# Trees for what is measured now, and the fewest schedules to learn from.
-TREES = 60
-FEWEST = 8
+# While tuning there is less to learn from, and less time to do it.
+WHILE_TUNING = {"learning_rate": 0.1, "num_leaves": 15, "min_data_in_leaf": 4}
+TREES = 40
+FEWEST = 8  # schedules to learn from
+LATEST = 800  # and the most
+# How much the analytic model's estimate, twice the cycles being 1, counts for at first.
+PRIOR = 1.0
+# Rows of features that are remembered: a search asks for the same points again and again.
+MOST_ROWS = 20_000
 
 
 def available() -> bool:
     return find_spec("lightgbm") is not None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Query:
-    """Features of schedules of one group, and their speeds relative to the default schedule."""
+    """Schedules of one group: features, and times relative to the default schedule's, as
+    logarithms to the base of 2."""
 
-    rows: list[np.ndarray] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
+    rows: np.ndarray
+    times: np.ndarray
 
-    @property
-    def labels(self) -> np.ndarray:
-        speeds = np.array(self.speeds)
-        return np.rint(CLASSES * speeds / max(speeds.max(), 1e-12)).astype(int)
+
+def as_times(ratios: Sequence[float | None]) -> np.ndarray:
+    return np.array([BROKEN if r is None else log2(max(r, 1e-9)) for r in ratios])
 
 
 @dataclass
 class Learned:
-    """Ranks by trees; as long as nothing was learned, by the analytic model's estimate of cycles,
-    which is a feature too."""
+    """Ranks by trees. What it learns is `kept` for the next run, if it is told where."""
 
     pretrained: Path | None = None
+    kept: Kept | None = None
+    tell: Callable[[str], object] = lambda what: None
     name: str = "learned"
     queries: dict[str, Query] = field(default_factory=dict)
     _model: Any = field(default=None, init=False)
+    _rows: dict[tuple[int, Trace], np.ndarray] = field(default_factory=dict, init=False)
+    _groups: dict[int, Group] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if not available():
             raise MissingExtra("tune", "a model that learns")
         if self.pretrained is not None:
-            self._model = _lightgbm().Booster(model_file=str(self.pretrained))
+            self._model = trees_of(self.pretrained, self.tell)
+            self.pretrained = self.pretrained if self._model is not None else None
+        if self.kept is not None:
+            self.queries = {k: Query(*v) for k, v in self.kept.load().items()}
+            self._train()
 
     def scores(self, group: Group, points: Sequence[Point], target: Target) -> Sequence[float]:
-        rows = np.stack([features(p.nest, target) for p in points])
-        if self._model is None:
-            return [float(x) for x in rows[:, 0]]
-        return [-float(x) for x in self._model.predict(rows, num_threads=1)]
+        return [float(x) for x in predict(self._model, self._relative(group, points, target))]
 
     def learn(self, group: Group, measured: Sequence[Measured], target: Target) -> None:
         """From everything that was measured of a group so far."""
-        query = Query()
-        for m in measured:
-            # One that did not run is as slow as anything; one that was refused says nothing.
-            query.rows.append(features(m.point.nest, target))
-            query.speeds.append(0.0 if m.ratio is None else 1.0 / m.ratio)
-        self.queries[f"{target.key()}\n{group_text(group)}"] = query
-        if sum(len(q.rows) for q in self.queries.values()) >= FEWEST:
-            self._model = self._trained()
+        rows = self._relative(group, [m.point for m in measured], target)
+        query = Query(rows, as_times([m.ratio for m in measured]))
+        key = f"{target.key()}\n{group_text(group)}"
+        self.queries.pop(key, None)
+        self.queries[key] = query  # the last
+        self._train()
+        if self.kept is not None:
+            self.kept.save({k: (q.rows, q.times) for k, q in self.queries.items()})
 
-    def _trained(self) -> Any:
-        from_disk = str(self.pretrained) if self.pretrained is not None else None
-        return train(list(self.queries.values()), TREES, from_disk)
+    def _train(self) -> None:
+        if sum(len(q.times) for q in self.queries.values()) >= FEWEST:
+            first = str(self.pretrained) if self.pretrained is not None else None
+            try:
+                self._model = train(latest(self.queries), TREES, first, WHILE_TUNING)
+            except Invalid:
+                return  # nothing is learned from these
+
+    def _relative(self, group: Group, points: Sequence[Point], target: Target) -> np.ndarray:
+        """Rows of features. Groups are known by identity, so they are held."""
+        if len(self._rows) > MOST_ROWS:
+            self._rows.clear()
+            self._groups.clear()
+        self._groups[id(group)] = group
+        out = []
+        for p in points:
+            key = id(group), p.trace
+            if key not in self._rows:
+                self._rows[key] = features(p.nest, target)
+            out.append(self._rows[key])
+        return relative(np.stack(out), features(default_nest(group, target), target))
 
 
-def train(queries: Sequence[Query], trees: int, first: str | None = None) -> Any:
-    """A ranking of all queries; `first` is a file of trees to add to."""
+def columns() -> str:
+    """The features, as an identity: trees and rows of others mean something else."""
+    return hashlib.sha256("\n".join(_names()).encode()).hexdigest()[:16]
+
+
+def _names() -> list[str]:
+    """Of all columns, as LightGBM takes them: no punctuation."""
+    return ["".join(c if c.isalnum() else "_" for c in name) for name in feature_names()]
+
+
+def trees_of(path: Path, tell: Callable[[str], object]) -> Any:
+    """Trees from a file; None, and a word about it, where they are no good."""
     lightgbm = _lightgbm()
-    rows = np.concatenate([np.stack(q.rows) for q in queries])
-    labels = np.concatenate([q.labels for q in queries])
-    sizes = [len(q.rows) for q in queries]
-    data = lightgbm.Dataset(rows, label=labels, group=sizes, params={"verbosity": -1})
-    return lightgbm.train(SETTINGS, data, num_boost_round=trees, init_model=first)
+    try:
+        found = lightgbm.Booster(model_file=str(path))
+        names = found.feature_name()
+    except (lightgbm.basic.LightGBMError, OSError, ValueError) as why:
+        tell(f"trees cannot be read from {path.name}: {why}")
+        return None
+    if names != _names():
+        tell(f"the trees of {path.name} are of another version's features: passed over")
+        return None
+    return found
+
+
+def latest(queries: Mapping[str, Query]) -> list[Query]:
+    """The last ones, as many as are learned from in part of a second."""
+    found, count = list[Query](), 0
+    for q in reversed(list(queries.values())):
+        count += len(q.times)
+        if found and count > LATEST:
+            break
+        found.append(q)
+    return found[::-1]
+
+
+Objective = Callable[[np.ndarray, Any], tuple[np.ndarray, np.ndarray]]
+
+
+def pairs_of(times: np.ndarray) -> np.ndarray:
+    """A matrix: is the schedule of the row clearly faster than that of the column?"""
+    return times[:, None] < times[None, :] - APART
+
+
+def pairwise(queries: Sequence[Query]) -> Objective:
+    """The loss is that of every pair ranked wrong, by how far: each query counts by its size.
+    Trees correct the analytic model's ranking, so that they say nothing where they know nothing."""
+    prior = np.concatenate([PRIOR * q.rows[:, 0].astype(float) for q in queries])
+    faster = [pairs_of(q.times) for q in queries]
+    weights = [len(q.times) / max(1, int(f.sum())) for q, f in zip(queries, faster, strict=True)]
+    ends = np.cumsum([len(q.times) for q in queries])
+
+    def loss(scores: np.ndarray, data: Any) -> tuple[np.ndarray, np.ndarray]:
+        gradient, curvature = np.zeros_like(scores), np.zeros_like(scores)
+        for end, f, w in zip(ends, faster, weights, strict=True):
+            here = slice(end - len(f), end)
+            s = scores[here] + prior[here]
+            wrong = f * _sigmoid(s[:, None] - s[None, :])
+            bend = wrong * (1 - wrong)
+            gradient[here] = w * (wrong.sum(1) - wrong.sum(0))
+            curvature[here] = w * (bend.sum(1) + bend.sum(0)) + 1e-6
+        return gradient, curvature
+
+    return loss
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-np.clip(x, -30, 30)))
+
+
+def train(
+    queries: Sequence[Query], trees: int, first: str | None = None, settings: Any = None
+) -> Any:
+    """A ranking of all queries, less is faster; `first` is a file of trees to add to."""
+    lightgbm = _lightgbm()
+    rows = np.concatenate([q.rows for q in queries])
+    times = np.concatenate([q.times for q in queries])
+    if not np.ptp(rows, axis=0).any():
+        raise Invalid("the schedules cannot be told apart by their features")
+    given = SETTINGS | (settings or {}) | {"objective": pairwise(queries)}
+    binning = {
+        "verbosity": -1,
+        "num_threads": given["num_threads"],
+        "feature_pre_filter": False,
+        "min_data_in_bin": 1,
+    }
+    data = lightgbm.Dataset(rows, times, params=binning, feature_name=_names(), free_raw_data=False)
+    return lightgbm.train(given, data, num_boost_round=trees, init_model=first)
+
+
+def predict(model: Any, rows: np.ndarray) -> np.ndarray:
+    """Scores by trees, if there are any, and the analytic model; less is faster. On one thread:
+    there are few rows, and threads that wait for one another take longer."""
+    trees = 0.0 if model is None else np.asarray(model.predict(rows, num_threads=1))
+    return PRIOR * rows[:, 0].astype(float) + trees
 
 
 def _lightgbm() -> Any:

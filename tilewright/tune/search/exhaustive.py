@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import product
-from typing import Any
+from dataclasses import dataclass
+from itertools import islice, product
 
 from tilewright.base.errors import require
 from tilewright.tune.search.state import P, Progress
@@ -17,27 +15,20 @@ MOST = 100_000
 @dataclass
 class Exhaustive:
     name: str = "exhaustive"
-    _rest: Iterator[Any] | None = field(default=None, init=False)
+    gone: int = 0  # assignments that were looked at; the search goes on after them
 
     def propose(self, state: Progress[P], count: int) -> list[P]:
-        if self._rest is None:
-            require(
-                state.space.size <= MOST,
-                f"the space has {state.space.size:,} points, and an exhaustive search goes through "
-                f"{MOST:,} at most",
-                hint="use another search, such as evolution",
-            )
-            self._rest = self._all(state)
-        found: list[P] = []
-        for p in self._rest:
-            found = state.fresh([*found, p])
+        require(
+            state.space.size <= MOST,
+            f"the space has {state.space.size:,} points, and an exhaustive search goes through "
+            f"{MOST:,} at most",
+            hint="use another search, such as evolution",
+        )
+        decisions, found = state.space.decisions, list[P]()
+        for values in islice(product(*(d.values for d in decisions)), self.gone, None):
+            self.gone += 1
+            given = {d.name: v for d, v in zip(decisions, values, strict=True)}
+            found = state.fresh([*found, state.point(given)])
             if len(found) == count:
                 break
         return found
-
-    def _all(self, state: Progress[P]) -> Iterator[P]:
-        decisions = state.space.decisions
-        for values in product(*(d.values for d in decisions)):
-            found = state.point({d.name: v for d, v in zip(decisions, values, strict=True)})
-            if found is not None:
-                yield found
