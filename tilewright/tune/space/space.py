@@ -40,6 +40,8 @@ from tilewright.tune.space.decision import (
 
 # Values of a step's own decisions that are tried before a point is given up.
 MOST_TRIES = 32
+# The decision that says which of several schedules a space was opened from.
+SKETCH = "sketch"
 
 
 @dataclass(frozen=True)
