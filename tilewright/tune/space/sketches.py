@@ -9,6 +9,7 @@ from tilewright.kernel.nest import Work
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace
 from tilewright.tune.candidates import candidates
+from tilewright.tune.choose import Ranked
 from tilewright.tune.space.tiling import partial_results, tilings
 
 # Arguments that rules open: traces that differ in these alone are one sketch.
@@ -20,6 +21,7 @@ def sketches(work: Work, target: Target, applied: Applied) -> list[Trace]:
     tiles of results with whatever they need inside, and reductions that threads share."""
     found = [default_schedule(work, target, applied=applied)[0]]
     if isinstance(work, Group) and target.grid is None:
+        found.insert(0, Ranked().choose(work, target).trace)  # what a compile has without tuning
         found += [c.trace for c in candidates(work, target, thorough=True)]
         found += tilings(work, target, applied)
         found += partial_results(work, target, applied)
