@@ -19,8 +19,8 @@ from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.schedule import RULES
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.parallel import Parallel
-from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
 
@@ -99,8 +99,10 @@ def _in_parts(s: Scheduler, st: Stage) -> None:
     part = f"{st.name}c"
     s.do(RFactor(st.name, (f"{longest.name}.0",), part))
     shared = f"{part}{longest.name.removeprefix(st.name)}.0"
-    names = [p.name for p in s.path(part)]
-    if names[0] != shared:
-        s.attempt(Reorder((shared, *(x for x in names if x != shared))))
+    for k in range(len(s.path(part))):  # threads share the results too, where there are several
+        top, *rest = (p.name for p in s.path(part))
+        if top == shared or not s.attempt(Fuse(top, rest[0], into := f"{part}.o{k}")):
+            break
+        shared = into if rest[0] == shared else shared
     reduction_lanes(s, part)
     s.attempt(Parallel(s.path(part)[0].name))
