@@ -7,7 +7,7 @@ import pytest
 from tilewright import ops
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Node, input
+from tilewright.ir.node import Node, input, item
 from tilewright.ir.types import TensorType, f64
 from tilewright.rewrites.proofs.equality import nodes_equal
 
@@ -51,6 +51,17 @@ some = tensor("a", M, K)
 
 square, other = tensor("q", M, M), tensor("u", M, M)
 turned = ops.permute(square, (1, 0))
+image = tensor("i", M, K, N, N)
+
+
+def window(v: Node, padding: int = 1) -> Node:
+    """The maximum of windows of 3x3."""
+    return item(ops.max_pool(v, (3, 3), (1, 1), (padding, padding)), 0)
+
+
+def halves(v: Node, first: float) -> Node:
+    """The maximum over a row where something is compared, and the first number elsewhere."""
+    return top(ops.where(ops.lt(x, y), v, ops.full((), first, f64)))
 
 
 def inside(v: Node) -> Node:
@@ -100,6 +111,10 @@ TRUE = {
         ops.maximum(x, relu(y)),
         add(relu(y), relu(sub(x, relu(y)))),
     ),
+    "the maximum of positive parts": (top(relu(x)), relu(top(x))),
+    "the maximum of scaled positive parts": (top(mul(relu(x), exp(r))), mul(relu(top(x)), exp(r))),
+    "windows of positive parts": (window(relu(image)), relu(window(image))),
+    "windows inside, of positive parts": (window(relu(image), 0), relu(window(image, 0))),
     "the square of a sum": (relu(ops.square(add(x, y))), ops.square(add(x, y))),
     "the square of a product": (
         relu(ops.square(ops.matmul(x, tensor("w", N, K)))),
@@ -132,6 +147,17 @@ FALSE = {
     "a maximum of other shifts": (top(add(x, y)), add(top(x), y)),
     "a maximum with the other sign": (ops.maximum(x, y), add(x, relu(sub(x, y)))),
     "positive parts of sums": (ops.maximum(add(x, y), z), add(ops.maximum(x, z), y)),
+    "the maximum of nothing's positive parts": (top(relu(empty)), relu(top(empty))),
+    "positive parts that may all be left out": (
+        halves(relu(x), float("-inf")),
+        relu(halves(x, float("-inf"))),
+    ),
+    "the least of positive parts, as the largest": (ops.amin(relu(x), (1,), True), relu(top(x))),
+    "a sum of positive parts": (row(relu(x)), relu(row(x))),
+    "positive parts of other windows": (
+        window(relu(image)),
+        relu(window(ops.permute(image, (0, 1, 3, 2)))),
+    ),
     "a product of two": (relu(mul(add(x, y), add(x, z))), mul(add(x, y), add(x, z))),
     "positive where it is not": (ops.where(ops.lt(x, 0.0), y, z), z),
     "more than nothing": (ops.where(ops.lt(0.0, row(exp(empty))), r, relu(r)), r),

@@ -43,6 +43,12 @@ def test_models_like_those(name: str) -> None:
     assert check_model(name, tiny=True) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUILDERS)
+def test_by_what_a_search_prefers(name: str) -> None:
+    assert check_model(name, tiny=True, backend="searched") == []
+
+
 @pytest.mark.suite
 @pytest.mark.parametrize("name", BUILDERS)
 def test_full_size(name: str) -> None:

@@ -51,6 +51,32 @@ def test_axes_in_front(batch: tuple[int, ...]) -> None:
     assert applied(there, left) is right and applied(back, right) is left
 
 
+def test_channels_in_groups() -> None:
+    """What was found of all channels holds of groups where that is proved: filters add up, and they
+    are no longer filters of their groups when they are put together."""
+    settings = "stride=(1, 1), padding=(1, 1), dilation=(1, 1)"
+    kinds = "x: [n, c, h, w], u: [k, c, 3, 3], v: [o, c, 3, 3]"
+    summed = f"add(conv(x, u, {settings}), conv(x, v, {settings}))"
+    summed += f" == conv(x, add(u, v), {settings}) where {kinds.replace('o, c', 'k, c')}"
+    beside = f"concat(conv(x, u, {settings}), conv(x, v, {settings}), axis=1)"
+    beside += f" == conv(x, concat(u, v, axis=0), {settings}) where {kinds}"
+    x, u, v = tensor("x", 1, 8, 5, 5), tensor("u", 8, 2, 3, 3), tensor("v", 8, 2, 3, 3)
+    at = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    one, other = (make("conv", x, w, **at, groups=4) for w in (u, v))
+    added = make("conv", x, make("add", u, v), **at, groups=4)
+    there, back = both(summed)
+    assert applied(there, make("add", one, other)) is added
+    assert applied(back, added) is make("add", one, other)
+    joined = make("concat", one, other, axis=1)
+    together = make("conv", x, make("concat", u, v, axis=0), **at, groups=4)
+    assert [applied(r, n) for r, n in zip(both(beside), (joined, together), strict=True)] == [
+        None,
+        None,
+    ]
+    two = make("conv", x, tensor("w", 8, 4, 3, 3), **at, groups=2)
+    assert applied(there, make("add", one, two)) is None
+
+
 def test_other_attributes_do_not_match() -> None:
     a, b = tensor("a", 4, 3), tensor("b", 5, 3)
     (rule,) = both(FIRST)

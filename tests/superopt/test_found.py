@@ -33,6 +33,7 @@ from tilewright.superopt.search import (
     mined_rules,
     search,
     searched_merges,
+    searched_orders,
     searched_rules,
 )
 from tilewright.superopt.search_pass import Search
@@ -116,6 +117,14 @@ def branches() -> Node:
     return ops.relu(ops.add(convolved(x, wide, 1, 1), convolved(x, small, 0, 1)))
 
 
+def branches_in_groups() -> Node:
+    """The same, of which each filter sees a part of the channels."""
+    x = tensor("x", 1, 8, 9, 9)
+    wide, small = weight("w", 8, 2, 3, 3), weight("v", 8, 2, 1, 1)
+    one, other = ops.conv(x, wide, padding=1, groups=4), ops.conv(x, small, groups=4)
+    return ops.relu(ops.add(one, other))
+
+
 def among_others() -> Node:
     """Of the parts that are put together, three neighbours are convolutions of one image."""
     x, y = tensor("x", 1, 8, 9, 9), tensor("y", 1, 8, 9, 9)
@@ -178,6 +187,7 @@ CASES: dict[Callable[[], Node], dict[str, int]] = {
     scaled: {"matmul": 1},
     beside: {"conv": 1},
     strided: {"conv": 1, "slice": 2, "relu": 2, "mul": 1},
+    branches_in_groups: {"conv": 1, "relu": 1},
     branches: {"conv": 1, "relu": 1},
     among_others: {"conv": 1, "sin": 1, "cos": 1, "concat": 1},
     activated: {"conv": 1, "relu": 1},
@@ -204,7 +214,8 @@ def assert_right(found: Found) -> None:
     graph = found.given
     assert_same(graph, found.graph)
     classes = Classes((*graph.outputs, *found.graph.outputs))
-    known = {r.label for r in searched_rules()} | {m.name for m in searched_merges()}
+    known = {r.label for r in (*searched_rules(), *searched_orders().values())}
+    known |= {m.name for m in searched_merges()}
     for step in found.proof:
         assert step.rule in known
         classes.add(step.before), classes.add(step.after)
@@ -346,7 +357,8 @@ def test_the_way_is_an_option() -> None:
 
 
 def test_a_clock_that_ends_a_search_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches, "_found", {})  # nothing was searched before
+    for table in ("_found", "_equal"):
+        monkeypatch.setattr(searches, table, {})  # nothing was searched before
     log = Log()
     Search(seconds=0).on(targets.default()).apply(graph_of(gates()), log)
     assert any("0 seconds ended the search of 1 of 1 pieces" in e.message for e in log.events)

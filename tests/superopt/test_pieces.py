@@ -107,3 +107,15 @@ def test_only_pieces_that_a_measurement_is_about_are_searched_again(
     for measured, count in (((), 2), ((), 2), (((narrow, 1e-5),), 3), ((("other", 1.0),), 4)):
         Search(most=5, measured=measured).on(targets.default()).apply(graph, Log())
         assert len(made) == count, measured
+
+
+def test_what_takes_less_than_a_kernel_to_start_is_left_as_it_is() -> None:
+    """Element by element, and small: as many searches as it has forms would gain nothing."""
+    x = root = input("x", TensorType(f32, (4, 4)))
+    for k in range(12):
+        root = ops.add(ops.mul(root, x), ops.full((), 0.5 + k, f32))
+    log = Log()
+    graph = Graph("polynomial", (x,), (root,))
+    assert Search().on(targets.default()).apply(graph, log).outputs == graph.outputs
+    (found,) = (e.data["found"] for e in log.of("search") if "found" in e.data)
+    assert found.ended == "little to gain" and found.graph is found.given

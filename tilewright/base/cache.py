@@ -112,7 +112,7 @@ class Cache:
         data = _pack(payload)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_atomically(path, data)
+            write_atomically(path, data)
         except OSError as problem:
             self._warn(problem)
             return False
@@ -197,11 +197,15 @@ class Cache:
         return total
 
     def _entries(self) -> list[tuple[float, int, Path]]:
-        """(last use, size, path) of every file; files that are deleted meanwhile are left out."""
+        """(last use, size, path) of every file; files that are deleted meanwhile are left out. What
+        lies beside the folders of kinds (records, numbers of the machine) was measured, and is no
+        entry."""
         found = []
         for folder, _, names in os.walk(self.directory):
             for name in names:
                 path = Path(folder, name)
+                if path.parent == self.directory and not name.startswith(_TEMPORARY):
+                    continue
                 with contextlib.suppress(OSError):
                     status = path.stat()
                     found.append((status.st_mtime, status.st_size, path))
@@ -242,7 +246,8 @@ def _unpack(data: bytes, path: Path) -> bytes:
     return payload
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
+    """A file that others see whole or not at all."""
     handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -101,12 +101,30 @@ def cache_sizes(root: Path = _CPU_CACHES) -> CacheSizes:
 
 def cpu_flags(path: Path = _CPU_INFO) -> frozenset[str]:
     """The first processor's feature flags as the kernel names them; empty where it reports none."""
+    return frozenset(_cpu_line(path, ("flags", "features")).split())
+
+
+def cpu_model(path: Path = _CPU_INFO) -> str:
+    """What the first processor is called where it is sold; empty where the system does not say."""
+    return " ".join(_cpu_line(path, ("model name",)).split())
+
+
+def _cpu_line(path: Path, names: tuple[str, ...]) -> str:
     try:
         lines = path.read_text().splitlines()
     except OSError:
-        return frozenset()
+        return ""
     for line in lines:
         name, _, value = line.partition(":")
-        if name.strip().lower() in ("flags", "features"):
-            return frozenset(value.split())
-    return frozenset()
+        if name.strip().lower() in names:
+            return value
+    return ""
+
+
+def load_per_core() -> float:
+    """How many programs, of this machine's last minute, wanted each core; 0 where the system does
+    not say."""
+    try:
+        return os.getloadavg()[0] / max(1, os.cpu_count() or 1)
+    except (OSError, AttributeError):
+        return 0.0

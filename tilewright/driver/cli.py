@@ -35,6 +35,7 @@ from tilewright.ir.pipeline import Pipeline
 if TYPE_CHECKING:  # each command loads what it needs
     from tilewright.driver.program.validation import Report
 
+_CALIBRATE = "tilewright.driver.looking.calibrate"
 _BISECT = "tilewright.driver.looking.bisect_torch"
 _COMPARE = "tilewright.driver.looking.compare"
 _MINE = "tilewright.driver.looking.mine"
@@ -152,6 +153,15 @@ def argument_parser() -> argparse.ArgumentParser:
     kept.add_argument("what", choices=("list", "best", "merge", "check"))
     kept.add_argument("files", nargs="*", type=Path, help="(default: the one in the cache)")
     kept.add_argument("--out", type=Path, metavar="FILE", help="of merge")
+    machine = command(
+        "calibrate",
+        _calibrate,
+        "measure this machine (a minute at most): estimates use its numbers",
+    )
+    one = machine.add_mutually_exclusive_group()
+    one.add_argument("--show", action="store_true", help="what was measured, beside the guesses")
+    one.add_argument("--forget", action="store_true", help="remove what was measured")
+    one.add_argument("--anyway", action="store_true", help="keep it though the machine is busy")
     shown = command("passes", _passes, "the default list of passes, with a line on each")
     shown.add_argument("--target", metavar="NAME", help="for another machine than this one")
     shown.add_argument("--precision", choices=PRECISIONS, default=PRECISIONS[0], help="of floats")
@@ -305,6 +315,13 @@ def _records(given: argparse.Namespace, console: Console) -> int:
     if given.what == "check":
         return tune.check_records(files[0], console)
     return tune.list_records(files[0], console, given.what == "best")
+
+
+def _calibrate(given: argparse.Namespace, console: Console) -> int:
+    calibrate = import_module(_CALIBRATE)
+    if given.show:
+        return calibrate.show(console)
+    return calibrate.forget(console) if given.forget else calibrate.run(console, given.anyway)
 
 
 def _rules(given: argparse.Namespace, console: Console) -> int:

@@ -331,6 +331,7 @@ class Rule:
     changes   what may differ: "nothing" means the same bits, NaN and -0.0 included
     subject   builds a left side to try the rule on, from a `rewrites.subject.Maker`; without it one
               is made from the pattern
+    at        a quick look at the root, before operands are matched: False where nothing can match
     """
 
     name: str
@@ -341,6 +342,7 @@ class Rule:
     changes: str = "nothing"
     subject: Callable[[Any], Node] | None = None
     dtypes: str = "fiub"  # kinds of the dtypes that the subject is tried with
+    at: Callable[[Node], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.changes not in CHANGES:
@@ -368,6 +370,8 @@ class Rule:
     ) -> Iterator[tuple[Node, Match]]:
         """Every replacement of n, whose operands may be any of their forms, by matches that are
         new."""
+        if self.at is not None and not self.at(n):
+            return iter(())
         return self._replacements(filter(new, match(self.left, n, None, forms)))
 
     def _replacements(self, matches: Iterable[Match]) -> Iterator[tuple[Node, Match]]:
@@ -387,6 +391,8 @@ class Rule:
     def _fits(self, n: Node) -> bool:
         """A quick look at the operands' operators, which refuses most nodes."""
         assert isinstance(self.left, Apply)
+        if self.at is not None and not self.at(n):
+            return False
         for k, a in enumerate(self.left.args):
             if isinstance(a, Rest) or k >= len(n.inputs):
                 break

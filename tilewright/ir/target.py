@@ -93,6 +93,8 @@ class Target:
     memory_bandwidth: int = 7
     region: int = 8000
     mhz: int = 3000
+    # Operands that no cache holds are prefetched so many iterations ahead; 0: never.
+    prefetch: int = 1
     # Were these numbers measured, and schedules ranked by them found to be no slower?
     rated: bool = False
     # Instructions that default schedules multiply with, the best first; targets/ declares them.
@@ -113,6 +115,8 @@ class Target:
         rates = "load_ports issue l2_bandwidth l3_bandwidth memory_bandwidth region mhz stack"
         for field in f"{counts} {rates}".split():
             require(getattr(self, field) > 0, f"{field} of target {self.name} must be positive")
+        ahead = f"prefetch of target {self.name} is {self.prefetch}, fewer than no iterations"
+        require(self.prefetch >= 0, ahead)
         for feature in self.features:
             require(
                 feature[:1] in ("+", "-") and len(feature) > 1 and "," not in feature,
@@ -177,8 +181,13 @@ class Target:
 
     @cached_property
     def _key(self) -> str:
-        body = self.text().partition("\n")[2]
-        return hashlib.sha256(body.encode()).hexdigest()[:16]
+        return _hashed(self.text().partition("\n")[2])
+
+    def machine_key(self) -> str:
+        """A short identity of what runs the code, whatever is estimated of it: times that were
+        measured on a machine stay true when its numbers for estimates change."""
+        grid = "\n".join(_grid_lines(self.grid)) if self.grid is not None else ""
+        return _hashed(f"{self.codegen_key()}\n{self.cores} cores\n{grid}")
 
     def text(self) -> str:
         """The printed form: `target NAME`, then one line per field."""
@@ -218,6 +227,10 @@ class Target:
         missing = [name for name in needed if name not in values]
         require(not missing, f"the text of target {head[1]} lacks {', '.join(missing)}")
         return cls(head[1], **own, grid=Grid(**grid) if grid else None)
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _grid_lines(grid: Grid) -> list[str]:

@@ -9,9 +9,9 @@ other attributes must be those of the equality.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from math import isfinite
 from typing import Any
 
@@ -19,6 +19,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Item, Node, item, node, topological
+from tilewright.ir.operator import OPERATORS
 from tilewright.ir.pattern import Apply, Match, Pattern, Rest, Rule, Var, filled_value
 from tilewright.ir.types import TupleType
 from tilewright.rewrites.proofs.equality import nodes_equal
@@ -28,7 +29,10 @@ from tilewright.superopt.terms import Equality, Leaf, Term, Tree, as_node, kind_
 from tilewright.superopt.vocabulary import Bound, Instance
 
 # Attributes that an equality found with one value may hold of with others.
-SETTINGS = ("stride", "padding", "dilation", "kernel", "divisor", "lo", "hi")
+GROUPS = "groups"
+SETTINGS = ("stride", "padding", "dilation", "kernel", "divisor", "lo", "hi", GROUPS)
+
+BACK = ", back"  # after the name of a rule from right to left
 
 Setting = tuple[str, Any]  # an attribute and the value that an equality has
 Settings = tuple[tuple[Setting, Any], ...]  # and another value in its place
@@ -36,11 +40,16 @@ Settings = tuple[tuple[Setting, Any], ...]  # and another value in its place
 
 def rules_of(e: Equality, name: str) -> list[Rule]:
     """From left to right and back, where a side has all leaves of the other."""
-    sides = ((e.left, e.right, name), (e.right, e.left, f"{name}, back"))
+    sides = ((e.left, e.right, name), (e.right, e.left, f"{name}{BACK}"))
     several = _with_several(e)
     return [
         Rule(
-            called, _pattern(a, several), _Direction(e, back).apply, changes="rounding", dtypes="f"
+            called,
+            _pattern(a, several),
+            _Direction(e, back).apply,
+            changes="rounding",
+            dtypes="f",
+            at=_along_its_axes(a),
         )
         for back, (a, b, called) in enumerate(sides)
         if isinstance(a, Term) and set(leaves(b)) <= set(leaves(a))
@@ -71,6 +80,20 @@ def of_several(rule: Rule) -> Rule | None:
     return replace(rule, name=f"{rule.name}, of several", left=several, right=folded)
 
 
+def _along_its_axes(t: Term) -> Callable[[Node], bool] | None:
+    """Has an operator the axes of the term's, counted from the end?"""
+    named = [(k, v) for k, v in t.instance.attributes if k in ("axis", "axes", "perm")]
+    kind = kind_of(t.operands[0]) if named else None
+    if kind is None or t.instance.name == Item.name:
+        return None
+
+    def along(n: Node) -> bool:
+        more = n.inputs[0].rank - len(kind)
+        return more >= 0 and all(getattr(n.op, k) == _moved(k, v, more) for k, v in named)
+
+    return along
+
+
 def _pattern(t: Tree, several: set[str]) -> Pattern:
     if isinstance(t, Leaf):
         return Var(t.name)
@@ -89,23 +112,9 @@ class _Direction:
     equality: Equality
     back: int
 
-    @cached_property
-    def _moves(self) -> bool:
-        """Does every element stay the same number, moved only?"""
-        sides = self.equality.nodes(Sizes.symbolic(self.equality.symbols))
-        return nodes_equal(*sides, "bits")
-
     def apply(self, m: Match) -> Node | None:
         bound = {x.name: m.bindings[x.name] for x in self.equality.leaves}
-        dtype = m.root.dtype
-        if not dtype.is_float or any(n.dtype is not dtype for n in bound.values()):
-            return None
-        # What is rounded to 16 bits on its way could leave their range on another one.
-        if dtype.bits < 32 and not self._moves:
-            return None
-        if any((v := filled_value(n)) is not None and not isfinite(v) for n in bound.values()):
-            return None
-        found = fitted(self.equality, self.back, m.nodes, bound)
+        found = holding(self.equality, self.back, m.nodes, bound)
         if found is None:
             return None
         e, sizes = found
@@ -113,6 +122,27 @@ class _Direction:
         if not fits(old, iter(m.nodes), sizes):
             return None
         return _built(new, bound, sizes)
+
+
+@cache
+def _moves(e: Equality) -> bool:
+    """Does every element stay the same number, moved only?"""
+    return nodes_equal(*e.nodes(Sizes.symbolic(e.symbols)), "bits")
+
+
+def holding(
+    e: Equality, back: int, matched: Sequence[Node], bound: Mapping[str, Node]
+) -> tuple[Equality, Sizes] | None:
+    """What `fitted` gives, where floats can follow: of one dtype, and finite."""
+    dtype = matched[0].dtype
+    if not dtype.is_float or any(n.dtype is not dtype for n in bound.values()):
+        return None
+    # What is rounded to 16 bits on its way could leave their range on another one.
+    if dtype.bits < 32 and not _moves(e):
+        return None
+    if any((v := filled_value(n)) is not None and not isfinite(v) for n in bound.values()):
+        return None
+    return fitted(e, back, matched, bound)
 
 
 def fitted(
@@ -130,7 +160,12 @@ def fitted(
     if sizes is not None:
         return e, sizes
     names: dict[Dim, str] = {}
-    kinds = tuple(_kind_at(x, bound[x.name], names) for x in e.leaves)
+    if any(name == GROUPS for (name, _), _ in others):  # how channels divide decides: by numbers
+        kinds = tuple(bound[x.name].shape for x in e.leaves)
+        if not all(isinstance(d, int) for k in kinds for d in k):
+            return None
+    else:
+        kinds = tuple(_kind_at(x, bound[x.name], names) for x in e.leaves)
     made = at_kinds(e, kinds, others)
     return None if made is None else (made, Sizes({name: d for d, name in names.items()}))
 
@@ -143,12 +178,19 @@ def _set(t: Tree, matched: Iterator[Node], settings: dict[Setting, Any]) -> bool
     n = _main(matched)
     if n is None:
         return False
-    for name, value in t.instance.attributes:
+    for name, value in _with_groups(t.instance):
         if name in SETTINGS:
             got = getattr(n.op, name)
             if settings.setdefault((name, value), got) != got:
                 return False
     return all(_set(x, matched, settings) for x in t.operands)
+
+
+@cache
+def _with_groups(x: Instance) -> tuple[Setting, ...]:
+    """Its attributes; where it could have groups and names none, all channels are one."""
+    one = ((GROUPS, 1),) if any(f.name == GROUPS for f in fields(OPERATORS[x.name])) else ()
+    return x.attributes if GROUPS in dict(x.attributes) else x.attributes + one
 
 
 def _main(matched: Iterator[Node]) -> Node | None:
@@ -244,7 +286,8 @@ def _over(
     old = kind_of(t.operands[0])
     assert old is not None, f"{t} is part of an equality"
     more = as_node(operands[0], sizes).rank - len(old)
-    attributes = tuple((k, settings.get((k, v), v)) for k, v in t.instance.attributes)
+    given = _with_groups(t.instance) if (GROUPS, 1) in settings else t.instance.attributes
+    attributes = tuple((k, settings.get((k, v), v)) for k, v in given)
     return Term(_shifted(Instance(t.instance.name, attributes), more), operands)
 
 

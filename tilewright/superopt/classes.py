@@ -57,7 +57,8 @@ class Classes:
         self._edges: dict[Node, _Edge] = {}  # towards the root of the tree of a class
         self._count = 0
         self.changed: dict[Node, None] = {}  # leaders of classes that got members, since asked
-        for n in topological(nodes):
+        self._roots = tuple(nodes)
+        for n in topological(self._roots):
             self.add(n)
 
     def __iter__(self) -> Iterator[Node]:
@@ -67,6 +68,11 @@ class Classes:
     def __len__(self) -> int:
         """Members of all classes."""
         return self._count
+
+    @property
+    def roots(self) -> set[Node]:
+        """Leaders of the classes of the nodes that were given."""
+        return set(map(self.leader, self._roots))
 
     def leader(self, n: Node) -> Node:
         up = self._up
@@ -82,7 +88,17 @@ class Classes:
 
     def users(self, n: Node) -> Iterator[Node]:
         """Leaders of the classes with a member that reads this class."""
-        return (self.leader(u) for u in self._users[self.leader(n)])
+        return map(self.leader, self.readers(n))
+
+    def readers(self, n: Node) -> Iterator[Node]:
+        """Members that read this class."""
+        return iter(self._users[self.leader(n)])
+
+    def find(self, n: Node) -> Node | None:
+        """The leader of the class of an operator on operands that are known; None where it is in
+        no class."""
+        member = self.over_leaders(n)
+        return self.leader(member) if member in self._up else None
 
     def add(self, n: Node) -> Node:
         """The leader of a node's class, which may be new, as those of its operands."""
@@ -99,7 +115,7 @@ class Classes:
                     self._users[y][member] = None
             if x not in self._up:
                 self._up[x] = member
-                self._edges[x] = _alike(x, member)
+                self._edges[x] = self._alike(x, member)
         return self.leader(n)
 
     def join(self, one: Node, other: Node, why: Because) -> bool:
@@ -135,10 +151,10 @@ class Classes:
             for y in old.inputs:
                 self._users[self.leader(y)].pop(old, None)
             if new in self._up:
-                self.join(old, new, _alike(old, new).why)
+                self.join(old, new, self._alike(old, new).why)
             else:
                 self._up[new] = home
-                self._edges[new] = _alike(new, old)
+                self._edges[new] = self._alike(new, old)
                 self._members[home][new] = None
                 self._count += 1
                 for y in new.inputs:
@@ -200,12 +216,18 @@ class Classes:
         return rising[: up[n]] + falling[::-1]
 
     def over_leaders(self, n: Node) -> Node:
-        """The member that a node is: its operator on the leaders of its operands."""
+        """The member that a node is: its operator on the leaders of its operands, in the order in
+        which there is one."""
         leaders = tuple(map(self.leader, n.inputs))
-        return n if leaders == n.inputs else node(n.op, *leaders)
+        made = n if leaders == n.inputs else node(n.op, *leaders)
+        if n.op.commutative and made not in self._up:
+            swapped = node(n.op, *leaders[::-1])
+            return swapped if swapped in self._up else made
+        return made
 
-
-def _alike(n: Node, other: Node) -> _Edge:
-    """Of two nodes that do the same with equal operands."""
-    pairs = zip(n.inputs, other.inputs, strict=True)
-    return _Edge(other, Because(of=tuple(x for x in pairs if x[0] is not x[1])), False)
+    def _alike(self, n: Node, other: Node) -> _Edge:
+        """Of two nodes that do the same with equal operands."""
+        given, others = n.inputs, other.inputs
+        same = all(self.leader(x) is self.leader(y) for x, y in zip(given, others, strict=True))
+        pairs = zip(given, others if same else others[::-1], strict=True)
+        return _Edge(other, Because(of=tuple(x for x in pairs if x[0] is not x[1])), False)

@@ -1,22 +1,28 @@
 """The cheapest graph among all that classes of equal nodes stand for.
 
-A node that several others use is paid once, so the choice is a whole: an integer program, solved by
-HiGHS. Members are chosen so that every class that is used has one, and operands come first.
+A node that several others use is paid once, so the choice is a whole: an integer program
+(`solver.py`). Members are chosen so that every class that is used has one, and no way leads back to
+it. Programs are kept small: what is free is chosen first, a member that costs no less than another
+one and needs all that the other one does is left out, and what is needed through one class alone is
+a program of its own (`regions.py`).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from itertools import combinations
+from math import inf
 
-import numpy as np
-
-from tilewright.base.errors import Unsupported
 from tilewright.ir.node import Node, node
 from tilewright.superopt.classes import Classes
+from tilewright.superopt.regions import Options, regions
+from tilewright.superopt.solver import solved
 
 MOST = 1e300  # that a tree may cost: what is shared doubles it, again and again
+NEEDS = 6  # classes that a member needs which is compared with those that need fewer
 
 Cost = Callable[[Node], float]
 """Of one operator on its operands; infinite where it cannot be taken."""
@@ -40,48 +46,100 @@ def cheapest(
     cost: Cost,
     seconds: float = 60.0,
     gap: float = 1e-3,
-    choices: int = 2_000,
+    choices: int = 200,
+    free: AbstractSet[Node] = frozenset(),
 ) -> Choice:
     """By integer programming; begins with the choice that pays for each use of a shared node. At
-    most so many parts of the space of choices are looked at; seconds are a last resort."""
+    most so many parts of the space of choices are looked at; seconds are a last resort. Each class
+    that is `free` has a member that needs such classes alone: one of these is taken."""
+    until = time.monotonic() + seconds
     leaders = [classes.leader(r) for r in roots]
-    costs = _reachable(classes, leaders, cost)
-    by_tree = _by_trees(classes, costs)
+    costs = _reachable(classes, leaders, cost, free)
+    options = _options(classes, costs, free)
+    by_tree = _by_trees(classes, _kept(classes, costs, options))
+    taken, prices = dict(by_tree), dict(costs)
+    best, late = True, False
+    for region in regions([r for r in leaders if r not in free], options):
+        left = max(until - time.monotonic(), 0.0)
+        found = solved(region, prices, by_tree, left, gap, choices)
+        best, late = best and found.best, late or found.late
+        taken |= found.members
+        prices |= dict.fromkeys(region.roots, found.cost)
+    made, members = _rebuilt(leaders, taken), taken
     start = _rebuilt(leaders, by_tree)
-    shared = sum(costs[by_tree[n]] for n in start.chosen)
-    program = _Program(classes, leaders, costs, start.chosen, by_tree)
-    found = program.solved(seconds, gap, choices)
-    if found.members is None or found.cost >= shared:
+    total, shared = (
+        sum(costs[some[n]] for n in which.chosen)
+        for which, some in ((made, taken), (start, by_tree))
+    )
+    if shared <= total:
         made, members, total = start, by_tree, shared
-    else:
-        members, total = found.members, found.cost
-        made = _rebuilt(leaders, members)
     used = {n: members[n] for n in made.chosen}
-    return Choice(made.roots, total, found.best, found.late, used)
+    return Choice(made.roots, total, best, late, used)
 
 
-def _reachable(classes: Classes, leaders: Iterable[Node], cost: Cost) -> dict[Node, float]:
+def _reachable(
+    classes: Classes, leaders: Iterable[Node], cost: Cost, free: AbstractSet[Node]
+) -> dict[Node, float]:
     """Costs of all members below the roots that can be taken."""
     costs: dict[Node, float] = {}
     stack, seen = list(leaders), set(leaders)
     while stack:
-        for m in classes.members(stack.pop()):
+        c = stack.pop()
+        for m in classes.members(c):
+            if c in free and any(x not in free for x in m.inputs):
+                continue
             costs[m] = cost(m)
             for x in m.inputs:
                 if x not in seen:
                     seen.add(x)
                     stack.append(x)
-    return {m: c for m, c in costs.items() if c != float("inf")}
+    return {m: c for m, c in costs.items() if c != inf}
+
+
+def _options(classes: Classes, costs: dict[Node, float], free: AbstractSet[Node]) -> Options:
+    """Members that may be better than others of their class. One that costs as much as another, or
+    more, and needs all that the other one needs is not; nor is one that nothing can compute."""
+    known = _by_trees(classes, costs)
+    options: Options = {}
+    for m in costs:
+        home = classes.leader(m)
+        if home not in free and all(x in known for x in m.inputs):
+            needs = tuple(x for x in dict.fromkeys(m.inputs) if x not in free)
+            options.setdefault(home, {})[m] = needs
+    return {c: _better(ms, costs) for c, ms in options.items()}
+
+
+def _better(
+    members: dict[Node, tuple[Node, ...]], costs: dict[Node, float]
+) -> dict[Node, tuple[Node, ...]]:
+    best: dict[frozenset[Node], Node] = {}
+    for m, needs in members.items():
+        other = best.setdefault(frozenset(needs), m)
+        if costs[m] < costs[other]:
+            best[frozenset(needs)] = m
+
+    def is_best(m: Node) -> bool:
+        needs = members[m]
+        if best[frozenset(needs)] is not m:
+            return False
+        some = (x for k in range(len(needs)) for x in combinations(needs, k))
+        fewer = (best.get(frozenset(x)) for x in some if len(needs) <= NEEDS)
+        return not any(other is not None and costs[other] <= costs[m] for other in fewer)
+
+    return {m: needs for m, needs in members.items() if is_best(m)}
+
+
+def _kept(classes: Classes, costs: dict[Node, float], options: Options) -> dict[Node, float]:
+    """Costs without those of members that are no options, where there are options."""
+    homes = ((m, classes.leader(m)) for m in costs)
+    return {m: costs[m] for m, home in homes if home not in options or m in options[home]}
 
 
 def _by_trees(classes: Classes, costs: dict[Node, float]) -> dict[Node, Node]:
     """For each class the member whose tree is cheapest."""
     users: dict[Node, list[Node]] = {}
-    missing: dict[Node, int] = {}
     for m in costs:
-        operands = dict.fromkeys(m.inputs)
-        missing[m] = len(operands)
-        for x in operands:
+        for x in dict.fromkeys(m.inputs):
             users.setdefault(x, []).append(m)
     total: dict[Node, float] = {}
     chosen: dict[Node, Node] = {}
@@ -107,7 +165,7 @@ class _Rebuilt:
     chosen: dict[Node, Node]  # by the leaders of the classes used, operands first
 
 
-def _rebuilt(leaders: Sequence[Node], members: dict[Node, Node]) -> _Rebuilt:
+def _rebuilt(leaders: Sequence[Node], members: Mapping[Node, Node]) -> _Rebuilt:
     made: dict[Node, Node] = {}
     for root in leaders:
         stack = [root]
@@ -122,157 +180,3 @@ def _rebuilt(leaders: Sequence[Node], members: dict[Node, Node]) -> _Rebuilt:
             else:
                 stack += missing
     return _Rebuilt(tuple(made[r] for r in leaders), made)
-
-
-def _highs() -> Any:
-    try:
-        import highspy
-    except ImportError:
-        raise Unsupported(
-            "choosing among equal graphs needs highspy", hint="pip install 'tilewright[superopt]'"
-        ) from None
-    return highspy
-
-
-@dataclass(frozen=True)
-class _Solved:
-    """The members that were chosen, if any, and what is in `Choice`."""
-
-    members: dict[Node, Node] | None
-    cost: float
-    best: bool
-    late: bool
-
-
-class _Program:
-    """Whether a member is taken, whether its class is, and where the class is in an order."""
-
-    def __init__(
-        self,
-        classes: Classes,
-        roots: Sequence[Node],
-        costs: dict[Node, float],
-        start: Iterable[Node],
-        by_tree: dict[Node, Node],
-    ) -> None:
-        # A member can be taken where all of its operands can.
-        self.members = [m for m in costs if all(x in by_tree for x in m.inputs)]
-        self.classes = list(dict.fromkeys(map(classes.leader, self.members)))
-        self.home = [classes.leader(m) for m in self.members]
-        self.roots, self.costs = roots, costs
-        self.start, self.by_tree = list(start), by_tree
-        self.of_member = {m: k for k, m in enumerate(self.members)}
-        count = len(self.members)
-        self.of_class = {c: count + k for k, c in enumerate(self.classes)}
-        self.of_order = {c: count + len(self.classes) + k for k, c in enumerate(self.classes)}
-
-    def solved(self, seconds: float, gap: float, choices: int) -> _Solved:
-        highspy = _highs()
-        h = highspy.Highs()
-        h.setOptionValue("output_flag", False)
-        h.setOptionValue("time_limit", float(seconds))
-        h.setOptionValue("mip_rel_gap", gap)
-        h.setOptionValue("mip_max_nodes", choices)
-        h.setOptionValue("threads", 1)  # the same choice on every machine
-        m, c = len(self.members), len(self.classes)
-        scale = max((x for x in self.costs.values()), default=1.0) or 1.0
-        objective = np.array([self.costs[x] / scale for x in self.members] + [0.0] * (2 * c))
-        upper = np.array([1.0] * (m + c) + [float(c)] * c)
-        lower = np.zeros(m + 2 * c)
-        for r in self.roots:
-            lower[self.of_class[r]] = 1
-        h.addVars(m + 2 * c, lower, upper)
-        columns = np.arange(m + 2 * c, dtype=np.int32)
-        h.changeColsCost(len(columns), columns, objective)
-        # A class is taken in the measure of its members: those alone are whole numbers.
-        whole = np.full(m, highspy.HighsVarType.kInteger)
-        h.changeColsIntegrality(m, columns[:m], whole)
-        inf = highspy.kHighsInf
-
-        def row(low: float, entries: dict[int, float]) -> None:
-            at = np.fromiter(entries, np.int32)
-            h.addRow(low, inf, len(at), at, np.fromiter(entries.values(), np.float64))
-
-        inside: dict[Node, list[int]] = {}
-        for k, home in enumerate(self.home):
-            inside.setdefault(home, []).append(k)
-        for home, ks in inside.items():
-            row(0.0, {**dict.fromkeys(ks, 1.0), self.of_class[home]: -1.0})
-        cyclic = self._cyclic()
-        for k, x in enumerate(self.members):
-            for y in dict.fromkeys(x.inputs):
-                row(0.0, {self.of_class[y]: 1.0, k: -1.0})
-                if self.home[k] in cyclic and cyclic[self.home[k]] == cyclic.get(y):
-                    # order(home) >= order(operand) + 1 where the member is taken
-                    before, after = self.of_order[y], self.of_order[self.home[k]]
-                    if before == after:
-                        h.changeColBounds(k, 0.0, 0.0)
-                    else:
-                        row(-float(c), {after: 1.0, before: -1.0, k: -float(c + 1)})
-        self._begin(h, highspy)
-        h.run()
-        info, solution = h.getInfo(), h.getSolution()
-        status, known = h.getModelStatus(), highspy.HighsModelStatus
-        late, best = status == known.kTimeLimit, status == known.kOptimal
-        if info.primal_solution_status != 2:  # none was found in time
-            return _Solved(None, float("inf"), False, late)
-        taken: dict[Node, Node] = {}
-        for k, x in enumerate(self.members):
-            if solution.col_value[k] > 0.5:
-                taken.setdefault(self.home[k], x)
-        used = _rebuilt(self.roots, taken).chosen
-        return _Solved(taken, sum(self.costs[taken[n]] for n in used), best, late)
-
-    def _begin(self, h: Any, highspy: Any) -> None:
-        """The choice by trees as the solution to begin with."""
-        values = np.zeros(len(self.members) + 2 * len(self.classes))
-        for k, n in enumerate(self.start):
-            values[self.of_member[self.by_tree[n]]] = values[self.of_class[n]] = 1
-            values[self.of_order[n]] = k
-        solution = highspy.HighsSolution()
-        solution.col_value = list(values)
-        h.setSolution(solution)
-
-    def _cyclic(self) -> dict[Node, int]:
-        """Classes from which members lead back, by the number of their component: only these need
-        an order."""
-        below: dict[Node, dict[Node, None]] = {c: {} for c in self.classes}
-        for k, x in enumerate(self.members):
-            below[self.home[k]] |= dict.fromkeys(x.inputs)
-        return components(below)
-
-
-def components(below: dict[Node, dict[Node, None]]) -> dict[Node, int]:
-    """Strongly connected components with more than one node or with an edge to itself."""
-    index: dict[Node, int] = {}
-    low: dict[Node, int] = {}
-    on: dict[Node, None] = {}
-    out: dict[Node, int] = {}
-    for root in below:
-        if root in index:
-            continue
-        index[root] = low[root] = len(index)
-        on[root] = None
-        stack = [(root, iter(below[root]))]
-        while stack:
-            n, edges = stack[-1]
-            for x in edges:
-                if x not in index:
-                    index[x] = low[x] = len(index)
-                    on[x] = None
-                    stack.append((x, iter(below[x])))
-                    break
-                if x in on:
-                    low[n] = min(low[n], index[x])
-            else:
-                stack.pop()
-                if stack:
-                    low[stack[-1][0]] = min(low[stack[-1][0]], low[n])
-                if low[n] == index[n]:
-                    part = []
-                    while not part or part[-1] is not n:
-                        part.append(on.popitem()[0])
-                    if len(part) > 1 or n in below[n]:
-                        number = len(out)
-                        out |= dict.fromkeys(part, number)
-    return out

@@ -6,11 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tilewright.ir.node import Node
 from tilewright.ir.pattern import Apply, Match, Pattern, Rule, Var
 from tilewright.ir.rewrite import RuleSet
 from tilewright.superopt.classes import Because, Classes, Pair
+from tilewright.superopt.regroup import Regrouper, Regrouping
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Budget:
     members: int = 20_000  # beside those of the graph itself
     rounds: int = 12
     matches: int = 2_000
-    choices: int = 2_000  # parts of the space of choices that a solver looks at
+    alike: int = 64  # members of a class: of a larger one no more are made
+    choices: int = 200  # parts of the space of choices that a solver looks at
     graphs: int = 400  # that are taken out of a queue
     worse: float = 1.05  # than the best one: what costs more joins no queue
 
@@ -49,11 +52,14 @@ def saturate(
     rules: Sequence[Rule],
     budget: Budget = BUDGET,
     free: Callable[[Classes], set[Node]] = lambda _: set(),
+    orders: Sequence[Regrouping] = (),
 ) -> Saturated:
     """Joins both sides of every match. The order of rules and nodes alone decides what is found
     within members and rounds; seconds are a last resort. What is `free` however it is computed is
-    rewritten only by rules that leave an operator out; others see it below what is not free."""
+    rewritten only by rules that leave an operator out; others see it below what is not free. Of
+    operators that have `orders`, operands are taken in those in which rules match."""
     table = RuleSet.of(rules)
+    regroupers = [Regrouper(r) for r in orders]
     far = max((depth(r.left) for r in rules), default=1)
     until, most = time.monotonic() + budget.seconds, len(classes) + budget.members
     applied: Counter[str] = Counter()
@@ -63,15 +69,16 @@ def saturate(
     for k in range(budget.rounds):
         near = _within(classes, far)
         left: dict[str, set[Node]] = {}
-        found: list[tuple[Match, Node, Because]] = []
+        found: list[tuple[Node, Node, Because]] = []
         counts: Counter[str] = Counter()
         late, for_free = False, free(classes)
+        full = for_free | {c for c in classes if len(classes.members(c)) > budget.alike}
         for leader in classes:
             for n in classes.members(leader):
                 for rule in table.by_root.get(n.op.name, ()):
                     if leader not in near and n not in owed.get(rule.name, ()):
                         continue
-                    if leader in for_free and not isinstance(rule.right, Var):
+                    if leader in full and not isinstance(rule.right, Var):
                         continue
                     if counts[rule.name] >= budget.matches:
                         resting[rule.name] = k + 2
@@ -79,14 +86,17 @@ def saturate(
                         left.setdefault(rule.name, set()).add(n)
                         continue
                     for out, m in rule.everywhere(n, classes.members, seen[rule.name].add):
-                        found.append((m, out, Because(rule.label, _taken(classes, m))))
+                        found.append((m.root, out, Because(rule.label, _taken(classes, m))))
                         counts[rule.name] += 1
             if late := time.monotonic() > until:
                 break
+        for regrouper in regroupers:
+            says = partial(_says, table, classes)
+            found += regrouper.found(classes, near, for_free, full, says)
         classes.changed.clear()
-        for m, out, why in found:
+        for root, out, why in found:
             classes.add(out)
-            if classes.join(m.root, out, why):
+            if classes.join(root, out, why):
                 applied[why.rule] += 1
             if len(classes) > most:
                 break
@@ -97,6 +107,12 @@ def saturate(
         if not classes.changed and not owed:
             return Saturated("saturated", k + 1, applied)
     return Saturated("rounds", budget.rounds, applied)
+
+
+def _says(table: RuleSet, classes: Classes, n: Node) -> bool:
+    """Does a rule make something else of a node?"""
+    rules = table.by_root.get(n.op.name, ())
+    return any(True for rule in rules for _ in rule.everywhere(n, classes.members))
 
 
 class _Seen:

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
 from tilewright import rewrites
-from tilewright.ir.node import Graph, Node, topological
+from tilewright.ir.node import Graph, Input, Node, topological
 from tilewright.ir.pattern import Rule
 from tilewright.ir.target import Target
 from tilewright.rewrites.proofs.equality import nodes_equal
-from tilewright.superopt.applied import of_several, rules_of
+from tilewright.superopt.applied import BACK, of_several, rules_of
 from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.classes import Classes, Proved
 from tilewright.superopt.extract import cheapest
@@ -21,9 +22,13 @@ from tilewright.superopt.merge import Merge, merged, merged_by_weights, merges
 from tilewright.superopt.pieces import pieces, rewritten, substituted
 from tilewright.superopt.queue import Step, Walked, walk
 from tilewright.superopt.records import FOLDER, read
+from tilewright.superopt.regroup import Regrouping, regroupings
 from tilewright.superopt.saturate import Budget, saturate
 from tilewright.superopt.seconds import Measured, Seconds, constant_classes, operators
 from tilewright.superopt.terms import Equality, leaves
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _OUT_OF_RANGE = frozenset(("exp", "exp2", "expm1"))
 
@@ -62,6 +67,12 @@ def holds_of_floats(e: Equality) -> bool:
 @cache
 def searched_merges() -> tuple[Merge, ...]:
     return tuple(merges(mined_rules()))
+
+
+@cache
+def searched_orders() -> dict[str, Regrouping]:
+    """Rules that say nothing but that operands may be taken in any order."""
+    return regroupings(mined_rules())
 
 
 @dataclass(frozen=True)
@@ -104,20 +115,64 @@ class _Explored:
     classes: Classes
 
 
-def _saturated(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) -> _Explored:
-    """All graphs at once, and the cheapest of them."""
-    until = time.monotonic() + budget.seconds
+@dataclass(frozen=True)
+class _Equal:
+    """All that was found to be equal, how that ended, and how often rules were applied."""
+
+    classes: Classes
+    ended: str
+    applied: Counter[str]
+
+
+_equal: dict[tuple[Graph, Budget], _Equal] = {}
+REMEMBERED = 100
+
+
+def _all_equal(graph: Graph, budget: Budget, rules: Sequence[Rule]) -> _Equal:
+    """By all rules, as often as the budget allows. It does not depend on what operators cost, so a
+    search that is made again with other costs has it already."""
+    key = graph, replace(budget, seconds=0.0)
+    known = _equal.get(key) if rules is searched_rules() else None
+    if known is not None:
+        return known
     classes = Classes(graph.outputs)
-    found = saturate(classes, rules, budget, constant_classes)
+    orders = searched_orders()
+    found = saturate(
+        classes,
+        [r for r in rules if r.name.removesuffix(BACK) not in orders],
+        budget,
+        constant_classes,
+        [orders[r.name] for r in rules if r.name in orders],
+    )
     for n, other, why in list(merged(classes, searched_merges(), constant_classes(classes))):
         classes.add(other)
         found.applied[why.rule] += classes.join(n, other, why)
     classes.settle()
+    made = _Equal(classes, found.ended, found.applied)
+    if rules is searched_rules() and found.ended != "seconds":
+        _remember(_equal, key, made)
+    return made
+
+
+def _remember(table: dict[K, V], key: K, value: V) -> None:
+    while len(table) >= REMEMBERED:
+        table.pop(next(iter(table)))
+    table[key] = value
+
+
+def _saturated(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) -> _Explored:
+    """All graphs at once, and the cheapest of them."""
+    until = time.monotonic() + budget.seconds
+    equal = _all_equal(graph, budget, rules)
+    classes = equal.classes
     left = max(until - time.monotonic(), budget.seconds / 4)
-    cost = replace(cost, constant=constant_classes(classes))
-    chosen = cheapest(classes, graph.outputs, cost, left, choices=budget.choices)
-    ended = "seconds" if chosen.late else found.ended
-    return _Explored(chosen.roots, chosen.best, ended, len(classes), found.applied, classes)
+    constant = constant_classes(classes)
+    cost = replace(cost, constant=constant)
+    inputs = (n for n in classes if any(isinstance(m.op, Input) for m in classes.members(n)))
+    free = constant.union(inputs)
+    chosen = cheapest(classes, graph.outputs, cost, left, choices=budget.choices, free=free)
+    ended = "seconds" if chosen.late else equal.ended
+    return _Explored(chosen.roots, chosen.best, ended, len(classes), equal.applied, classes)
 
 
 def _walked(graph: Graph, cost: Seconds, budget: Budget, rules: Sequence[Rule]) -> _Explored:
@@ -204,14 +259,20 @@ def search_pieces(
     by: str = "saturation",
     measured: Measured | None = None,
 ) -> Whole:
-    """A search of each part of at most so many operators. Parts that do the same are one. Seconds
-    are for all of them together."""
+    """A search of each part of at most so many operators. Parts that do the same are one, and one
+    that takes less than a kernel needs to start is left as it is: nobody could measure what is
+    gained. Seconds are for all of them together."""
     until, measured = time.monotonic() + budget.seconds, measured or {}
     first = _remembered(graph, target, budget, "weights", measured)
     parts = pieces(first.graph, most)
     counts = Counter(p.graph for p in parts)
     found: dict[Graph, Found] = {}
+    start = target.region / (target.mhz * 1e6)
     for part in counts:
+        took = _total(part, Seconds(target, measured=measured))
+        if took < start:
+            found[part] = Found(part, part, took, took, True, "little to gain", 0, Counter())
+            continue
         left = max(0.0, until - time.monotonic())
         found[part] = _remembered(part, target, replace(budget, seconds=left), by, measured)
     made: dict[Node, Node] = {}
@@ -241,7 +302,6 @@ class _Noted(dict[str, float]):
 
 
 _found: dict[tuple[object, ...], tuple[dict[str, float | None], Found]] = {}
-REMEMBERED = 100
 
 
 def _remembered(graph: Graph, target: Target, budget: Budget, by: str, measured: Measured) -> Found:
@@ -255,9 +315,7 @@ def _remembered(graph: Graph, target: Target, budget: Budget, by: str, measured:
     noted = _Noted(measured)
     found = search(graph, target, budget, None, by, noted)
     if found.ended != "seconds":
-        while len(_found) >= REMEMBERED:
-            _found.pop(next(iter(_found)))
-        _found[key] = noted.asked, found
+        _remember(_found, key, (noted.asked, found))
     return found
 
 

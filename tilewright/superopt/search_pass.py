@@ -21,7 +21,7 @@ class Search(Pass, before=("Decompose",), rounds=True):
     """The cheapest of all graphs that the rules make of one, by an estimate of seconds."""
 
     seconds: int = 60  # after which it ends, whatever it has found
-    members: int = 2_000
+    members: int = 800
     most: int = 40  # operators that are searched at once, but for those of weights alone
     by: str = "saturation"  # or "queue"
     measured: tuple[tuple[str, float], ...] = ()  # operators and their seconds

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
 
 from tilewright.base import knobs
 from tilewright.base.discover import import_all
-from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.errors import Invalid, TilewrightError, Unsupported
+from tilewright.base.events import Log
 from tilewright.base.machine import cache_sizes, cpu_flags, usable_cores
 from tilewright.ir.target import Target
 from tilewright.llvm.objects import host_cpu
 
 from .family import Family, Host
+from .measured import Measured, Stamp, load, path_of, stamp_of
 
 
 def families() -> tuple[Family, ...]:
@@ -22,7 +25,23 @@ def families() -> tuple[Family, ...]:
 
 
 def host() -> Target:
-    """The machine this process runs on."""
+    """The machine this process runs on, with the numbers that were measured of it, if any were."""
+    return _known()[0]
+
+
+def measurement() -> Measured | None:
+    """What `tilewright calibrate` measured of this machine, if it did."""
+    return _known()[1]
+
+
+def measured_at(target: Target) -> str:
+    """When the numbers of a target were measured, if it is this machine and they were."""
+    here, found = _known()
+    return found.when if found is not None and here.key() == target.key() else ""
+
+
+def guessed_host() -> Target:
+    """The machine this process runs on, by what its system says, and guesses for the rest."""
     return _describe(usable_cores())
 
 
@@ -74,6 +93,32 @@ def require_runnable(target: Target) -> None:
             "or the system does not permit",
             hint="compile for host, or for a target that needs less",
         )
+
+
+def _known() -> tuple[Target, Measured | None]:
+    cores = usable_cores()
+    path = _file(cores, knobs.cache_dir.get())
+    return _read(cores, path, stamp_of(path))
+
+
+@lru_cache(16)
+def _file(cores: int, folder: Path) -> Path:
+    return path_of(_describe(cores), folder)
+
+
+@lru_cache(16)
+def _read(cores: int, path: Path, stamp: Stamp) -> tuple[Target, Measured | None]:
+    """By a file as it was at some time; it is read once."""
+    guess = _describe(cores)
+    if stamp is None:
+        return guess, None
+    try:
+        found = load(guess, path)
+    except TilewrightError as why:
+        said = f"the measured numbers in {path} are passed over: {why.what}"
+        Log().add("target", f"{said}; `tilewright calibrate` measures them again")
+        return guess, None
+    return found.applied(guess), found
 
 
 @cache

@@ -164,6 +164,36 @@ def test_both_programs_are_timed() -> None:
     assert 0 < before < 1 and 0 < after < 1
 
 
+def test_a_close_race_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that are nearly as fast run in more rounds: a gain of one percent is taken where
+    noise of as much is on it, and one that is luck is not."""
+    rounds: list[int] = []
+
+    def measured(gain: float, seed: int) -> tuple[float, float]:
+        rng = np.random.default_rng(seed)
+
+        def race(calls: list[object], count: int = searched.ROUNDS, *_: float) -> list[list[float]]:
+            rounds.append(count)
+            return (rng.lognormal(0.0, 0.01, (2, count)) * np.array([[1.0], [gain]])).tolist()
+
+        monkeypatch.setattr(searched, "_rounds", race)
+        before, after = searched.medians(graph, [program, program])
+        return before, after
+
+    graph = gates()
+    program = tw.compile_graph(graph, tw.Options(), Log())
+    for gain, counts, least, most in (
+        (0.8, {searched.ROUNDS}, 1.0, 1.0),
+        (1.2, {searched.ROUNDS}, 0.0, 0.0),
+        (0.98, {searched.ROUNDS, searched.MORE_ROUNDS}, 0.8, 1.0),
+        (1.0, {searched.ROUNDS, searched.MORE_ROUNDS}, 0.0, 0.02),
+    ):
+        rounds.clear()
+        found = [measured(gain, seed) for seed in range(50)]
+        taken = sum(after < searched.CLEARLY * before for before, after in found) / len(found)
+        assert set(rounds) == counts and least <= taken <= most, gain
+
+
 def test_what_cannot_be_measured_is_compiled_as_it_is() -> None:
     log = Log()
     strict = tw.Options(optimize="search", precision="strict")

@@ -42,6 +42,7 @@ from tilewright.llvm.objects import assembly
 from tilewright.runtime.program import Program
 from tilewright.runtime.program_data import KernelInfo
 from tilewright.targets import default as default_target
+from tilewright.targets import measured_at
 
 EXAMPLES = 3  # refusals shown per criterion
 
@@ -277,6 +278,8 @@ def _program(p: ProgramReport, first: int) -> Iterator[Any]:
     ]
     if p.manner:
         facts.append(p.manner)
+    if p.target is not None and (measured := measured_at(p.target)):
+        facts.append(f"the machine's numbers were measured at {measured} (tilewright calibrate)")
     yield Text(head, style="bold")
     if p.kernels:
         yield Text("\n".join(f"  {x}" for x in facts))

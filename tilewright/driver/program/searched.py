@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
+from math import inf
 
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
@@ -35,8 +36,12 @@ from tilewright.superopt.search_pass import Search
 ROUNDS = 15  # in which both programs run, in turn
 CALLS_FOR = 2e-3  # seconds of calls in a round
 # A program that is not clearly faster is not taken: clocks are noisy.
-CLEARLY = 0.98
+CLEARLY = 0.99
 SURE = 0.8  # of the rounds: of 15, two programs that are alike get there once in 50 times
+# Programs of which one is faster by less than this part of the other run in more rounds.
+CLOSE = 0.05
+MORE_ROUNDS = 30
+MORE_SECONDS = 10.0  # a last resort
 _SIMPLER = ("Simplify", "BatchNormFold", "FewerProducts")
 _READY = (SinkReshapes(), WeightSums())
 
@@ -152,7 +157,22 @@ def medians(graph: Graph, programs: Sequence[Program]) -> list[float]:
     """Seconds of a call of each program, which run in turn. Copies of them are called: who gets one
     of them may rely on being the first to call it."""
     arrays = random_inputs(graph)
-    return compared(_rounds([prepared_call(Program(p.data), arrays)[0] for p in programs]))
+    calls = [prepared_call(Program(p.data), arrays)[0] for p in programs]
+    times = _rounds(calls)
+    if is_close(times):
+        more = _rounds(calls, MORE_ROUNDS, MORE_SECONDS)
+        times = [[*a, *b] for a, b in zip(times, more, strict=True)]
+    return compared(times)
+
+
+def is_close(times: Sequence[Sequence[float]]) -> bool:
+    """Is one of the others a little faster than the first, in the middle of the rounds?"""
+    return any(1 - CLOSE < part < 1 for part in map(statistics.median, _parts(times)))
+
+
+def _parts(times: Sequence[Sequence[float]]) -> list[list[float]]:
+    """What the others take of the first, in each round."""
+    return [[b / a for a, b in zip(times[0], other, strict=True)] for other in times[1:]]
 
 
 def compared(times: Sequence[Sequence[float]]) -> list[float]:
@@ -160,8 +180,7 @@ def compared(times: Sequence[Sequence[float]]) -> list[float]:
     not faster in nearly all rounds is said to take as long: that may be luck."""
     first = statistics.median(times[0])
     out = [first]
-    for other in times[1:]:
-        parts = [b / a for a, b in zip(times[0], other, strict=True)]
+    for parts in _parts(times):
         sure = sum(x < 1 for x in parts) >= SURE * len(parts)
         part = statistics.median(parts)
         out.append(first * (part if sure else max(part, 1.0)))
@@ -173,14 +192,19 @@ def interleaved(calls: Sequence[Callable[[], object]]) -> list[float]:
     return [statistics.median(t) for t in _rounds(calls)]
 
 
-def _rounds(calls: Sequence[Callable[[], object]]) -> list[list[float]]:
-    """Seconds of each call in each round; the order turns."""
+def _rounds(
+    calls: Sequence[Callable[[], object]], rounds: int = ROUNDS, seconds: float = inf
+) -> list[list[float]]:
+    """Seconds of each call in each round; the order turns. Time may end it."""
+    until = time.perf_counter() + seconds
     counts = []
     for call in calls:
         call()  # weights are derived
         counts.append(max(1, int(CALLS_FOR / _seconds(call, 3))))
     times: list[list[float]] = [[] for _ in calls]
-    for first in range(ROUNDS):
+    for first in range(rounds):
+        if time.perf_counter() > until:
+            break
         for k in range(len(calls)):
             at = (first + k) % len(calls)
             times[at].append(_seconds(calls[at], counts[at]))

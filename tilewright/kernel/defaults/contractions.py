@@ -37,7 +37,6 @@ from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
 from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.permute import Permute
-from tilewright.kernel.steps.prefetch import Prefetch
 
 
 def is_contraction(s: Scheduler, st: Stage) -> bool:
@@ -233,7 +232,7 @@ def _prefetch(s: Scheduler, p: Placed, top: str, ops: tuple[Load, Load]) -> None
         b = s.nest.buffer(str(x.source))
         large = D.bounds(b.size)[0] * b.dtype.bytes > s.target.l2
         if columns in x.symbols() and b.scope == "in" and large:
-            s.attempt(Prefetch(b.name, top, 1, around[-1], level))
+            s.prefetch(b.name, top, around[-1], level)
 
 
 def _join_single(s: Scheduler, p: Placed) -> None:

@@ -26,7 +26,6 @@ from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.init_at import InitAt
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.permute import Permute
-from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
@@ -117,7 +116,7 @@ def schedule_few_rows(s: Scheduler, t: Tile, matrix: str) -> bool:
     if width < columns:
         # The next block arrives in one stream, however the columns of this one are cut.
         inside = [q.name for q in s.path(blocks) if q.kind == "serial"]
-        s.attempt(Prefetch(matrix, around[-1], 1, inside[-1]))
+        s.prefetch(matrix, around[-1], inside[-1])
     top = rest[0]
     for k, x in enumerate(rest[1:]):
         into = f"{t.host if shared is None else sums}.q{k}"

@@ -33,6 +33,7 @@ from tilewright.kernel.nest import (
 from tilewright.kernel.step import Step
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.vectorize import Vectorize
 
@@ -140,6 +141,12 @@ class Scheduler:
         except Refused:
             return False
         return True
+
+    def prefetch(self, buffer: str, loop: str, over: str, level: int = 1) -> bool:
+        """What later iterations of a loop read arrives while `over` runs, as early as suits the
+        target."""
+        ahead = self.target.prefetch
+        return ahead > 0 and self.attempt(Prefetch(buffer, loop, ahead, over, level))
 
     def parallel(self, loop: str, work: int) -> bool:
         """Threads share a loop, each of whose iterations is so many simple operations."""

@@ -210,7 +210,7 @@ def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
             moves = any(loop.var in D.symbols(i) for i in x.index)
             followed = len(shared) > len(outside) and _is_followed(s, name, x)
             if s.nest.buffer(str(x.source)).pointer and moves and not followed:
-                s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1], level))
+                s.prefetch(str(x.source), loop.name, around[-1], level)
     sums = s.nest.buffer(store.buffer)
     elements = prod(k for k in sums.shape if isinstance(k, int))
     if level > 1 and elements * sums.dtype.bytes > s.target.l1 // 2:
@@ -230,7 +230,7 @@ def _prefetch_rows(s: Scheduler) -> None:
             b = s.nest.buffer(str(x.source))
             long = len(extents) == len(own) and prod(extents) * b.dtype.bytes >= PAGE
             if b.pointer and long and any(path[0].var in D.symbols(i) for i in x.index):
-                s.attempt(Prefetch(b.name, path[0].name, 1, own[-2].name))
+                s.prefetch(b.name, path[0].name, own[-2].name)
 
 
 def _is_followed(s: Scheduler, copy: str, x: Load) -> bool:

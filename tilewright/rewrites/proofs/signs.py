@@ -6,6 +6,7 @@ max(x, 0)^2 = x max(x, 0)
 max(x, y) = y + max(x - y, 0)
 max over i of s x[i] = s times the max over i of x[i]; of -x[i], it is -min
 max over i of x[i] + y = y plus the max over i of x[i]
+max over i of max(x[i], 0) = max(the max over i of x[i], 0), where there is an i
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import reduce
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.combine import identity
+from tilewright.ir.dim import Sym
 from tilewright.ir.expr import (
     Const,
     Fn,
@@ -51,6 +55,8 @@ from tilewright.rewrites.proofs.terms import (
 
 if TYPE_CHECKING:
     from tilewright.rewrites.proofs.form import Forms
+
+PLACES = 64  # of a window that are looked at
 
 # Functions that are never negative.
 _NEVER_NEGATIVE = frozenset(("exp", "exp2", "abs", "sqrt", "rsqrt", "sigmoid"))
@@ -151,6 +157,10 @@ def extreme(forms: Forms, v: Reduce) -> Terms | None:
     assert isinstance(v.combine, str)
     neutral = identity(v.combine, v.dtype)
     body, where = without_neutral(v.body, neutral)
+    part = part_of(body) if isinstance(body, Fn) and v.combine == "max" else None
+    if part is not None and _is_of_some(forms, v.axes, where):
+        inside = make_reduce("max", v.axes, select(where, part, neutral))
+        return forms.terms(fn("max", inside, const(0, v.dtype)))
     parts = tuple(forms.simplified(forms.terms(body), v.dtype))
     if not parts:
         return None
@@ -167,6 +177,21 @@ def extreme(forms: Forms, v: Reduce) -> Terms | None:
     name = v.combine if first > 0 else {"max": "min", "min": "max"}[v.combine]
     inside = select(where, as_value(rest, v.dtype), identity(name, v.dtype))
     return times((Term(first, (), tuple(common)),), forms.terms(make_reduce(name, v.axes, inside)))
+
+
+def _is_of_some(forms: Forms, axes: tuple[Sym, ...], where: Value) -> bool:
+    """Is there always a place of these axes that is meant? It is sought among few."""
+    sizes = [extent(a) for a in axes]
+    if not all(D.known_le(1, n) for n in sizes):
+        return False
+    few = [range(n) if isinstance(n, int) else range(1) for n in sizes]
+    if prod(map(len, few)) > PLACES:
+        return False
+    for place in product(*few):
+        at = where.substitute(dict(zip(axes, place, strict=True)))
+        if not forms.cases(at)[1]:
+            return True
+    return False
 
 
 def sign_of(forms: Forms, t: Term) -> int:
