@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.tune.tvm_here import answers, here
 from tests.tune.tvm_workloads import WORKLOADS, Workload
 
-PATIENCE = 120.0  # seconds for one candidate to be built, and to run
+PATIENCE = 60.0  # seconds for one candidate to be built, and to run
 
 
 def expression(w: Workload) -> Any:
@@ -61,6 +62,7 @@ class Peer:
         self.tvm = import_module("tvm")
         self.loaded: dict[str, tuple[Any, list[Any]]] = {}
         self.libraries: dict[str, Path] = {}
+        self.workers: bool | None = None  # do its worker processes answer?
 
     def tune(self, name: str, trials: int, threads: int, folder: str, cpu: str) -> dict[str, Any]:
         known = Path(folder) / f"{name}.json"
@@ -71,7 +73,14 @@ class Peer:
         schedules = import_module("tvm.s_tir.meta_schedule")
         kind: dict[str, Any] = {"kind": "llvm", "num-cores": threads}
         target = self.tvm.target.Target(kind | ({"mcpu": cpu} if cpu else {}))
-        function, began = expression(WORKLOADS[name]), time.monotonic()
+        function = expression(WORKLOADS[name])
+        if self.workers is None:
+            module = self.tvm.IRModule({"main": function})
+            self.workers = answers(module, target, PATIENCE)
+        build = schedules.builder.LocalBuilder(max_workers=threads, timeout_sec=PATIENCE)
+        workers = {"builder": build, "runner": schedules.runner.LocalRunner(timeout_sec=PATIENCE)}
+        workers = workers if self.workers else here()
+        began = time.monotonic()
         found = schedules.tune_tir(
             mod=function,
             target=target,
@@ -79,8 +88,7 @@ class Peer:
             max_trials_global=trials,
             num_trials_per_iter=min(64, trials),
             num_tuning_cores=threads,
-            builder=schedules.builder.LocalBuilder(max_workers=threads, timeout_sec=PATIENCE),
-            runner=schedules.runner.LocalRunner(timeout_sec=PATIENCE),
+            **workers,
         )
         best = schedules.tir_integration.compile_tir(found, function, target)
         took = time.monotonic() - began
@@ -88,6 +96,7 @@ class Peer:
             return {"error": f"no schedule in {trials} trials"}
         self.tvm.compile(best.mod, target=target).export_library(str(library))
         answer = {"seconds": took, "trials": trials, "version": self.tvm.__version__}
+        answer["workers"] = self.workers
         known.write_text(json.dumps(answer))
         return answer
 
