@@ -161,7 +161,7 @@ def measured(name: str, tvm: Tvm, options: argparse.Namespace) -> Beside:
             tune=name, trials=options.trials, threads=options.threads, folder=str(folder), cpu=cpu
         )
         given, out = folder / f"{name}.in.npz", folder / f"{name}.out.npy"
-        np.savez(given, shape=np.array(result.shape), **{f"x{k}": a for k, a in enumerate(arrays)})
+        np.savez(given, np.array(result.shape), *arrays)
         tvm.ask(run=name, arrays=str(given), out=str(out))
         other = np.load(out).astype(np.float64)
         error = float(np.abs(other - result).max() / (np.abs(other).max() or 1.0))

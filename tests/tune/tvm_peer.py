@@ -105,8 +105,8 @@ class Peer:
         tensor, library = self.tvm.runtime.tensor, self.libraries[name]
         function = self.tvm.runtime.load_module(str(library))["main"]
         given = np.load(arrays)
-        inputs = [given[f"x{k}"] for k in range(len(WORKLOADS[name].shapes))]
-        memory = [*map(tensor, inputs), tensor(np.zeros(tuple(given["shape"]), np.float32))]
+        inputs = [given[f"arr_{k + 1}"] for k in range(len(WORKLOADS[name].shapes))]
+        memory = [*map(tensor, inputs), tensor(np.zeros(tuple(given["arr_0"]), np.float32))]
         function(*memory)
         self.loaded[name] = function, memory
         np.save(out, memory[-1].numpy())
