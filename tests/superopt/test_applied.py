@@ -183,3 +183,53 @@ def test_a_rule_of_two_parts_is_one_of_several() -> None:
     )
     assert applied(several, make("concat", a, other, b, of_y, axis=1)) is None
     assert applied(several, make("concat", a, b, axis=1)) is None  # that is the rule of two
+
+
+JOINED = "matmul(reshape(x, shape=joined(0)), w) == reshape(matmul(x, w), shape=joined(0))"
+JOINED += " where x: [l, m, k], w: [k, n]"
+PARTED = (
+    "relu(reshape(y, shape=parted(1))) == reshape(relu(y), shape=parted(1)) where y: [m, h * d]"
+)
+
+
+def reshaped(x: Node, *shape: int) -> Node:
+    return make("reshape", x, shape=shape)
+
+
+def test_reshapes() -> None:
+    x, w = tensor("x", 2, 3, 4), tensor("w", 4, 5)
+    there, back = both(JOINED)
+    left = make("matmul", reshaped(x, 6, 4), w)
+    right = reshaped(make("matmul", x, w), 6, 5)
+    assert applied(there, left) is right and applied(back, right) is left
+    assert applied(there, make("matmul", reshaped(x, 3, 2, 4), w)) is None
+    assert applied(back, reshaped(make("matmul", x, w), 2, 15)) is None
+
+
+@pytest.mark.parametrize("batch", [(), (7,)])
+def test_what_an_axis_is_parted_into_is_read_off_the_graph(batch: tuple[int, ...]) -> None:
+    y = tensor("y", *batch, 2, 12)
+    there, back = both(PARTED)
+    for parts in ((3, 4), (2, 6)):
+        left = make("relu", reshaped(y, *batch, 2, *parts))
+        right = reshaped(make("relu", y), *batch, 2, *parts)
+        assert applied(there, left) is right and applied(back, right) is left
+    assert applied(there, make("relu", reshaped(y, *batch, 24))) is None
+
+
+def test_constants() -> None:
+    """Of any shape, and of the dtype of what they are used with."""
+    zero = "full(shape=(), value=0.0, dtype=f64)"
+    there, back = both(f"maximum(x, {zero}) == relu(x) where x: [m, n]")
+    x = tensor("x", 2, 3)
+
+    def full(value: float, *shape: int) -> Node:
+        return make("full", shape=shape, value=value, dtype=f32)
+
+    for shape in ((), (3,), (2, 3)):
+        assert applied(there, make("maximum", x, full(0.0, *shape))) is make("relu", x)
+    assert applied(there, make("maximum", x, full(1.0))) is None
+    assert applied(back, make("relu", x)) is make("maximum", x, full(0.0))
+    (gone,) = both(f"sub(s, s) == {zero} where s: []")  # a constant is not what a rule begins with
+    assert applied(gone, make("sub", s := tensor("s"), s)) is full(0.0)
+    assert not parse_equality(f"add({zero}, {zero}) == {zero} where s: []").is_rule

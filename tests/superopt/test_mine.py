@@ -39,6 +39,7 @@ def test_operators_that_join_are_shown(capsys: pytest.CaptureFixture[str]) -> No
     assert lines["matmul"].count("yes") == 2 and lines["maximum"].count("yes") == 1
     assert "not whole" in lines["exp"] and "takes 3 tensors" in lines["where"]
     assert "is random" in lines["rand"]
+    assert lines["full"].count("yes") == 1 and lines["reshape"].count("yes") == 1
     assert main(["mine", "tables", "--joining"]) == 2
 
 

@@ -20,13 +20,13 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Item, Node, item, node, topological
 from tilewright.ir.operator import OPERATORS
-from tilewright.ir.pattern import Apply, Match, Pattern, Rest, Rule, Var, filled_value
+from tilewright.ir.pattern import Apply, Filled, Match, Pattern, Rest, Rule, Var, filled_value
 from tilewright.ir.types import TupleType
 from tilewright.rewrites.proofs.equality import nodes_equal
-from tilewright.superopt.blocks import Kind, Made, Sizes
+from tilewright.superopt.blocks import Block, Kind, Made, Sizes, Times
 from tilewright.superopt.blocks import names as names_of
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, as_node, kind_of, leaves
-from tilewright.superopt.vocabulary import Bound, Instance
+from tilewright.superopt.vocabulary import Bound, Instance, Reshaped
 
 # Attributes that an equality found with one value may hold of with others.
 GROUPS = "groups"
@@ -52,7 +52,7 @@ def rules_of(e: Equality, name: str) -> list[Rule]:
             at=_along_its_axes(a),
         )
         for back, (a, b, called) in enumerate(sides)
-        if isinstance(a, Term) and set(leaves(b)) <= set(leaves(a))
+        if isinstance(a, Term) and a.operands and set(leaves(b)) <= set(leaves(a))
     ]
 
 
@@ -97,6 +97,8 @@ def _along_its_axes(t: Term) -> Callable[[Node], bool] | None:
 def _pattern(t: Tree, several: set[str]) -> Pattern:
     if isinstance(t, Leaf):
         return Var(t.name)
+    if not t.operands:
+        return Filled(dict(t.instance.attributes)["value"])
     made = Apply(t.instance.name, tuple(_pattern(x, several) for x in t.operands))
     return Apply(Item.name, (made,)) if t.instance.name in several else made
 
@@ -156,7 +158,10 @@ def fitted(
     if not _set(e.right if back else e.left, iter(matched), settings):
         return None
     others = tuple((k, v) for k, v in settings.items() if k[1] != v)
-    sizes = None if others else _sizes_of(e, bound)
+    parts: dict[str, Dim] = {}
+    if any(isinstance(b, Times) for x in e.leaves for b in x.kind):
+        _part_sizes(e.right if back else e.left, iter(matched), parts)
+    sizes = None if others else _sizes_of(e, bound, parts)
     if sizes is not None:
         return e, sizes
     names: dict[Dim, str] = {}
@@ -165,7 +170,7 @@ def fitted(
         if not all(isinstance(d, int) for k in kinds for d in k):
             return None
     else:
-        kinds = tuple(_kind_at(x, bound[x.name], names) for x in e.leaves)
+        kinds = tuple(_kind_at(x, bound[x.name], names, parts) for x in e.leaves)
     made = at_kinds(e, kinds, others)
     return None if made is None else (made, Sizes({name: d for d, name in names.items()}))
 
@@ -173,7 +178,7 @@ def fitted(
 def _set(t: Tree, matched: Iterator[Node], settings: dict[Setting, Any]) -> bool:
     """Notes what operators have in the places of the term's settings. Where the term has the same
     twice, so must they."""
-    if isinstance(t, Leaf):
+    if isinstance(t, Leaf) or not t.operands:
         return True
     n = _main(matched)
     if n is None:
@@ -201,28 +206,50 @@ def _main(matched: Iterator[Node]) -> Node | None:
     return n
 
 
-def _kind_at(x: Leaf, n: Node, names: dict[Dim, str]) -> Kind:
+def _part_sizes(t: Tree, matched: Iterator[Node], parts: dict[str, Dim]) -> bool:
+    """Notes what names of sizes stand for by the results of operators that matched: where an axis
+    is two, its own size does not say it."""
+    if isinstance(t, Leaf) or not t.operands:
+        return True
+    n, kind = _main(matched), kind_of(t)
+    if n is None or kind is None:
+        return False
+    for b, d in zip(kind[::-1], n.shape[::-1]):
+        if isinstance(b, str):
+            parts.setdefault(b, d)
+    return all(_part_sizes(x, matched, parts) for x in t.operands)
+
+
+def _kind_at(x: Leaf, n: Node, names: dict[Dim, str], parts: Mapping[str, Dim]) -> Kind:
     """Axes of one element are repeated, and windows stay numbers; others are alike where their
     sizes are."""
     own = (*("" for _ in range(n.rank - len(x.kind))), *x.kind[max(0, len(x.kind) - n.rank) :])
-    return tuple(
-        d
-        if isinstance(d, int) and (d <= 1 or isinstance(b, int))
-        else names.setdefault(d, f"n{len(names)}")
-        for b, d in zip(own, n.shape, strict=True)
-    )
+
+    def block(b: Block, d: Dim) -> Block:
+        if isinstance(d, int) and (d <= 1 or isinstance(b, int)):
+            return d
+        if isinstance(b, Times) and names_of(b) <= set(parts):
+            first, second = (Sizes(parts).of(y) for y in (b.first, b.second))
+            if D.known_eq(first * second, d):
+                return Times.of(block(b.first, first), block(b.second, second))
+        return names.setdefault(d, f"n{len(names)}")
+
+    return tuple(block(b, d) for b, d in zip(own, n.shape, strict=True))
 
 
-def _sizes_of(e: Equality, bound: Mapping[str, Node]) -> Sizes | None:
+def _sizes_of(e: Equality, bound: Mapping[str, Node], parts: Mapping[str, Dim]) -> Sizes | None:
     """What the names of sizes stand for; None where a tensor is not of its leaf's kind."""
-    named: dict[str, Dim] = {}
+    named: dict[str, Dim] = dict(parts)
     for x in e.leaves:
         n = bound[x.name]
         if n.rank != len(x.kind):
             return None
         for block, d in zip(x.kind, n.shape, strict=True):
-            want = named.setdefault(block, d) if isinstance(block, str) else block
-            if isinstance(want, (tuple, Made)) or not D.known_eq(want, d):
+            if isinstance(block, str):
+                named.setdefault(block, d)
+            if isinstance(block, (tuple, Made)) or not names_of(block) <= set(named):
+                return None
+            if not D.known_eq(Sizes(named).of(block), d):
                 return None
     return Sizes(named)
 
@@ -238,7 +265,7 @@ def _kinds(t: Term) -> list[Kind]:
 
 def fits(t: Tree, matched: Iterator[Node], sizes: Sizes) -> bool:
     """Have the operators that matched, the root first, the attributes of the term's?"""
-    if isinstance(t, Leaf):
+    if isinstance(t, Leaf) or not t.operands:
         return True
     n = _main(matched)
     if n is None:
@@ -254,7 +281,8 @@ def _built(t: Tree, bound: dict[str, Node], sizes: Sizes) -> Node:
     if isinstance(t, Leaf):
         return bound[t.name]
     operands = (_built(x, bound, sizes) for x in t.operands)
-    made = node(t.instance.op(sizes, _kinds(t)), *operands)
+    dtype = next(n.dtype for n in bound.values())
+    made = node(t.instance.of_dtype(dtype).op(sizes, _kinds(t)), *operands)
     return item(made, 0) if isinstance(made.type, TupleType) else made
 
 
@@ -282,9 +310,12 @@ def _over(
     """The tree over other leaves. Axes that an operator names are counted from the end."""
     if isinstance(t, Leaf):
         return table[t]
+    if not t.operands:
+        return t
     operands = tuple(_over(x, table, settings, sizes) for x in t.operands)
     old = kind_of(t.operands[0])
-    assert old is not None, f"{t} is part of an equality"
+    if old is None:
+        raise Invalid(f"{t.operands[0]} has no kind")
     more = as_node(operands[0], sizes).rank - len(old)
     given = _with_groups(t.instance) if (GROUPS, 1) in settings else t.instance.attributes
     attributes = tuple((k, settings.get((k, v), v)) for k, v in given)
@@ -301,7 +332,7 @@ def _shifted(x: Instance, more: int) -> Instance:
 
 
 def _moved(name: str, value: Any, more: int) -> Any:
-    if isinstance(value, Bound):
+    if isinstance(value, (Bound, Reshaped)):
         return replace(value, axis=value.axis + more)
     match name:
         case "axis":

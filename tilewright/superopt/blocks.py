@@ -1,7 +1,8 @@
 """Sizes of axes as blocks, so that only axes of one meaning are equal.
 
 A block is a number, a name that stands for any size, two blocks one after the other, as `concat`
-makes them, or what another operator makes of blocks. An axis of blocks ("m", "k") can be cut where
+makes them, a block for each element of another, as `reshape` makes of two axes, or what another
+operator makes of blocks. An axis of blocks ("m", "k") can be cut where
 they meet, and is another axis than one of ("k", "m"), although both have m + k elements.
 """
 
@@ -14,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, require
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.positions import static
 from tilewright.ir.types import DType, TensorType
 
-Block = Union[int, str, tuple[Any, Any], "Made"]
+Block = Union[int, str, tuple[Any, Any], "Times", "Made"]
 Kind = tuple[Block, ...]  # of a tensor: a block for each axis
 
 
@@ -28,6 +29,23 @@ class Typed(Protocol):
     """An operator with its attributes (`vocabulary.Instance`)."""
 
     def type(self, sizes: Sizes, kinds: Sequence[Kind]) -> TensorType: ...
+
+
+@dataclass(frozen=True)
+class Times:
+    """Two axes as one: as often as the first says, the second. Of three, the first is apart."""
+
+    first: Block
+    second: Block
+
+    @staticmethod
+    def of(first: Block, second: Block) -> Times:
+        if isinstance(first, Times):
+            return Times(first.first, Times.of(first.second, second))
+        return Times(first, second)
+
+    def __str__(self) -> str:
+        return f"{self.first} * {self.second}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,10 @@ class Sizes:
                 self._made[block] = block.by.type(self, block.kinds).shape[block.axis]
             return self._made[block]
         if isinstance(block, str):
+            require(block in self.named, f"nothing says how large {block} is")
             return self.named[block]
+        if isinstance(block, Times):
+            return self.of(block.first) * self.of(block.second)
         return self.of(block[0]) + self.of(block[1])
 
     def type(self, kind: Kind, dtype: DType) -> TensorType:
@@ -82,6 +103,11 @@ class Marks(Sizes):
     def of(self, block: Block) -> Dim:
         if isinstance(block, int):
             return block
+        if isinstance(block, Times):
+            product = super().of(block)
+            assert isinstance(product, int)
+            self.blocks[product] = block  # from now on, in this order
+            return product
         found = self.marks.get(block)
         halves: tuple[Any, ...] = block if isinstance(block, tuple) else ()
         if found is None and halves and halves[0] == halves[1]:
@@ -114,14 +140,29 @@ class Marks(Sizes):
         for axis, d in enumerate(t.shape):
             if not isinstance(d, int):
                 raise Invalid(f"{t!r} is not a type of marked blocks")
-            new = Made(by, tuple(kinds), axis)
-            out.append(d if d < 1 << 16 else self.blocks.setdefault(d, new))
+            if d >= 1 << 16 and d not in self.blocks:
+                self.blocks[d] = Made(by, self._needed(by, tuple(kinds), axis, d), axis)
+            out.append(self.blocks.get(d, d))
         return tuple(out)
+
+    def _needed(self, by: Typed, kinds: tuple[Kind, ...], axis: int, d: int) -> tuple[Kind, ...]:
+        """The kinds with 1 for names that the size does not depend on: it is that of other operands
+        too, which may have others."""
+        for name in sorted({n for k in kinds for b in k for n in names(b)}):
+            tried = tuple(tuple(renamed(b, {name: 1}) for b in k) for k in kinds)
+            try:
+                if by.type(self, tried).shape[axis] == d:
+                    kinds = tried
+            except (Invalid, ValueError):
+                continue
+        return kinds
 
 
 def _depth(block: Block) -> int:
     if isinstance(block, Made):
         return max(_depth(b) for k in block.kinds for b in k)
+    if isinstance(block, Times):
+        return 1 + max(_depth(block.first), _depth(block.second))
     return 1 + max(map(_depth, block)) if isinstance(block, tuple) else 0
 
 
@@ -129,9 +170,23 @@ def names(block: Block) -> set[str]:
     """The names in a block."""
     if isinstance(block, tuple):
         return names(block[0]) | names(block[1])
+    if isinstance(block, Times):
+        return names(block.first) | names(block.second)
     if isinstance(block, Made):
         return {n for k in block.kinds for b in k for n in names(b)}
     return {block} if isinstance(block, str) else set()
+
+
+def renamed(block: Block, table: Mapping[str, Block]) -> Block:
+    """The block with others in the places of names."""
+    if isinstance(block, tuple):
+        return renamed(block[0], table), renamed(block[1], table)
+    if isinstance(block, Times):
+        return Times.of(renamed(block.first, table), renamed(block.second, table))
+    if isinstance(block, Made):
+        kinds = tuple(tuple(renamed(b, table) for b in k) for k in block.kinds)
+        return Made(block.by, kinds, block.axis)
+    return table.get(block, block) if isinstance(block, str) else block
 
 
 class Sized(ABC):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.superopt.blocks import Block, Kind
+from tilewright.superopt.blocks import Block, Kind, Times
 from tilewright.superopt.enumerate import Programs, Space
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, leaves
 
@@ -57,19 +57,44 @@ class Nodes:
         self.kinds = space.kind
         v = space.vocabulary
         self.positive = np.array([n for n, (x, _) in enumerate(v.leaves) if x in v.positive], int)
-        self.use(np.ones(len(self.programs), bool))
+        self._fit: dict[Leaf, np.ndarray] = {}
+        self.size, self.leaves = self._measured()
+        self.use(np.ones(len(self.programs), bool), len(space.levels))
 
     def __len__(self) -> int:
         return len(self.programs)
 
-    def use(self, trusted: np.ndarray) -> None:
-        """Nodes that are taken for equal to their class where one is an operand."""
+    def _measured(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each node: how many operators it has, a shared part counted as often as it is used,
+        and its leaves, each a bit."""
+        p, count = self.programs, len(self.space.vocabulary.leaves)
+        size, found = np.zeros(len(self), np.int32), np.zeros(len(self), np.int64)
+        found[:count] = 1 << np.arange(count)
+        for level in range(1, len(self.space.levels) + 1):
+            some = np.nonzero(p.level == level)[0]
+            a, b = p.first[some], p.second[some]
+            size[some] = 1 + size[a] + np.where(b < 0, 0, size[b])
+            found[some] = found[a] | np.where(b < 0, 0, found[b])
+        return size, found
+
+    def use(self, trusted: np.ndarray, below: int) -> None:
+        """Nodes that are taken for equal to their class where one is an operand: those of fewer
+        operators than so many."""
         p = self.programs
         inner = np.nonzero(trusted & (self.of < len(self.space.place)) & (p.instance >= 0))[0]
-        inner = inner[p.level[inner] < len(self.space.levels)]
-        keys = self.of[inner].astype(np.int64) * len(self.space.instances) + p.instance[inner]
-        order = np.argsort(keys, kind="stable")
-        self._inner, self._inner_keys = inner[order], keys[order]
+        self._inner = inner[p.level[inner] < below]
+        self._by_class: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def _of_classes(self, instance: int) -> tuple[np.ndarray, np.ndarray]:
+        """The nodes of an operator that may be operands, class by class, and where each class
+        begins."""
+        found = self._by_class.get(instance)
+        if found is None:
+            nodes = self._inner[self.programs.instance[self._inner] == instance]
+            nodes = nodes[np.argsort(self.of[nodes], kind="stable")]
+            starts = np.searchsorted(self.of[nodes], np.arange(len(self.space.place) + 1))
+            found = self._by_class[instance] = nodes, starts
+        return found
 
     def _packed(self, x: np.ndarray | int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return (np.int64(x) * self._wide + (a + 1)) * self._wide + (b + 1)
@@ -101,44 +126,56 @@ class Nodes:
     ) -> Iterator[Table]:
         """The table, with a row for each way to match the operands of nodes."""
         p = self.programs
-        keep = (p.second[nodes] < 0) == (len(t.operands) == 1)
-        nodes, table = nodes[keep], {k: v[keep] for k, v in table.items()}
+        keep = (p.first[nodes] >= 0).astype(int) + (p.second[nodes] >= 0) == len(t.operands)
+        nodes, table = nodes[keep], _rows(table, keep)
         columns = p.first[nodes], p.second[nodes]
         orders = [columns]
         if t.instance.commutative and len(t.operands) == 2:
             orders.append(columns[::-1])
         for order in orders:
-            keys = [len(table) + k for k in range(len(t.operands))]
-            wide = {**table, **dict(zip(keys, order, strict=False))}
-            yield from self._matches(wide, [*zip(t.operands, keys, strict=True), *rest])
+            # Leaves are last: they are looked at first.
+            both = sorted(zip(t.operands, order), key=lambda x: isinstance(x[0], Leaf))
+            keys = range(len(rest), len(rest) + len(both))
+            wide = {**table, **{k: column for k, (_, column) in zip(keys, both, strict=True)}}
+            yield from self._matches(wide, [*rest, *((x, k) for k, (x, _) in zip(keys, both))])
 
     def _matches(self, table: Table, pending: list[tuple[Tree, int]]) -> Iterator[Table]:
+        """The table, with a row for each way to match the trees that are left, whose classes are
+        columns by number. A tree that occurs twice is one class, and is matched once."""
         if not pending or not len(table["root"]):
             yield table
             return
-        (tree, key), *rest = pending
-        column = table[key]
+        *rest, (tree, key) = pending
+        table = dict(table)
+        column = table.pop(key)
+        known = table.setdefault(tree, column)
+        if known is not column:
+            yield from self._matches(_rows(table, known == column), rest)
+            return
         if isinstance(tree, Leaf):
-            if tree in table:
-                keep = table[tree] == column
-                table = {k: v[keep] for k, v in table.items()}
-            else:
-                table = {**table, tree: column}
-            yield from self._matches(table, rest)
+            yield from self._matches(_rows(table, self._may_be(tree)[self.kinds[column]]), rest)
             return
         number = self.numbers.get(tree.instance)
         if number is None:
             return
-        wanted = column.astype(np.int64) * len(self.space.instances) + number
-        low = np.searchsorted(self._inner_keys, wanted)
-        count = np.searchsorted(self._inner_keys, wanted, side="right") - low
+        nodes, starts = self._of_classes(number)
+        low = starts[column]
+        count = starts[column + 1] - low
         rows = np.repeat(np.arange(len(column)), count)
         if not len(rows):
             return
         ends = np.cumsum(count)
         within = np.arange(len(rows)) - np.repeat(ends - count, count)
-        nodes = self._inner[np.repeat(low, count) + within]
-        yield from self._operands({k: v[rows] for k, v in table.items()}, tree, nodes, rest)
+        found = nodes[np.repeat(low, count) + within]
+        yield from self._operands(_rows(table, rows), tree, found, rest)
+
+    def _may_be(self, leaf: Leaf) -> np.ndarray:
+        """Of each kind: can the leaf be a tensor of it?"""
+        found = self._fit.get(leaf)
+        if found is None:
+            found = np.array([fits([leaf], [k]) for k in self.space.kinds])
+            self._fit[leaf] = found
+        return found
 
     def _fitting(self, e: Equality, table: Table) -> Table:
         """Rows whose classes are of the leaves' kinds."""
@@ -149,12 +186,25 @@ class Nodes:
             if x.positive:
                 keep &= np.isin(table[x], self.positive)
         if e.leaves and keep.any():
-            kinds = np.stack([self.kinds[table[x]] for x in e.leaves])
-            distinct, which = np.unique(kinds, axis=1, return_inverse=True)
+            code, kinds = self._coded([self.kinds[table[x]] for x in e.leaves])
             all_ = self.space.kinds
-            right = [fits(e.leaves, [all_[k] for k in column]) for column in distinct.T]
-            keep &= np.array(right)[which.reshape(-1)]
-        return {k: v[keep] for k, v in table.items()}
+            right = [fits(e.leaves, [all_[k] for k in row]) for row in kinds.tolist()]
+            keep &= np.array(right)[code]
+        return _rows(table, keep)
+
+    def _coded(self, columns: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """A number for each different row of numbers of kinds, and the different rows. There are
+        few kinds: what occurs is marked in a table, and nothing is sorted."""
+        count = len(self.space.kinds)
+        code, rows = np.zeros(len(columns[0]), int), np.zeros((1, 0), int)
+        for column in columns:
+            code = code * count + column
+            occurs = np.zeros(len(rows) * count, bool)
+            occurs[code] = True
+            some = np.nonzero(occurs)[0]
+            rows = np.concatenate([rows[some // count], some[:, None] % count], axis=1)
+            code = (np.cumsum(occurs) - 1)[code]
+        return code, rows
 
     def _other(self, t: Tree, table: Table) -> Edges:
         """The roots, and the nodes that are the other side; -1 where there is none."""
@@ -170,8 +220,11 @@ class Nodes:
         ]
         if number is None:
             return np.full(len(table["root"]), -1)
-        a, b = classes if len(classes) == 2 else (classes[0], np.full(len(classes[0]), -1))
-        missing = (a < 0) | ((b < 0) if len(classes) == 2 else False)
+        missing = np.zeros(len(table["root"]), bool)
+        for x in classes:
+            missing |= x < 0
+        none = np.full(len(missing), -1)
+        a, b = (*classes, none, none)[:2]
         if t.instance.commutative:
             ka, kb = self.kinds[a], self.kinds[b]
             swap = (ka > kb) | ((ka == kb) & (a > b))
@@ -186,16 +239,26 @@ class Nodes:
         return np.where(found < len(self.space.place), found, -1)
 
 
+def _rows(table: Table, some: np.ndarray) -> Table:
+    return {k: v[some] for k, v in table.items()}
+
+
 def fits(given: Sequence[Leaf], kinds: Sequence[Kind]) -> bool:
     """Are tensors of these kinds what a rule's leaves stand for?"""
     named: dict[Block, Block] = {}
     for x, kind in zip(given, kinds, strict=True):
         if len(x.kind) != len(kind):
             return False
-        for a, b in zip(x.kind, kind, strict=True):
-            if (named.setdefault(a, b) if isinstance(a, str) else a) != b:
-                return False
+        if not all(_is(a, b, named) for a, b in zip(x.kind, kind, strict=True)):
+            return False
     return True
+
+
+def _is(a: Block, b: Block, named: dict[Block, Block]) -> bool:
+    """Is the second block what the first stands for, whose names stand for others?"""
+    if isinstance(a, Times) and isinstance(b, Times):
+        return _is(a.first, b.first, named) and _is(a.second, b.second, named)
+    return (named.setdefault(a, b) if isinstance(a, str) else a) == b
 
 
 class Parts:
@@ -239,7 +302,7 @@ class Parts:
         return self.nodes.of[nodes].astype(np.int64) * 4096 + self.aside[self.label[nodes]]
 
     def open(self) -> np.ndarray:
-        """Pairs of parts of one class, each by its first node: small ones first."""
+        """Pairs of parts of one class, each by its first node: small and general ones first."""
         label = np.unique(self.label[self.active])
         group = self._groups(label)
         order = np.lexsort((label, group))
@@ -247,8 +310,13 @@ class Parts:
         starts = np.concatenate([[True], group[1:] != group[:-1]])[: len(group)]
         base = label[np.maximum.accumulate(np.where(starts, np.arange(len(label)), 0))]
         pairs = np.stack([label, base], axis=1)[~starts]
-        level = self.nodes.programs.level[pairs]
-        return pairs[np.lexsort((pairs[:, 0], level[:, 1], level[:, 0]))]
+        size, leaves = self.nodes.size[pairs], self.nodes.leaves[pairs]
+        both = leaves[:, 0] | leaves[:, 1]
+        distinct = np.zeros(len(pairs), int)
+        for k in range(len(self.nodes.space.vocabulary.leaves)):
+            distinct += (both >> k) & 1
+        keys = pairs[:, 0], -distinct, size.max(axis=1), size.sum(axis=1)
+        return pairs[np.lexsort(keys)]
 
     def put_aside(self, label: int) -> None:
         """A part that is not proved equal to the first one of its class: it may be to others."""

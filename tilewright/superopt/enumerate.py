@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from tilewright.superopt.blocks import Kind, Marks, Sizes
 from tilewright.superopt.fingerprint import PRIMES, Functionals, added
 from tilewright.superopt.residues import ARITHMETICS
 from tilewright.superopt.structure import Shape, Structure
-from tilewright.superopt.vocabulary import Instance, Vocabulary, arity, instances
+from tilewright.superopt.vocabulary import Instance, Vocabulary, arity, constants, instances
 
 # Pairs of one block of keys, and elements of their results where those are computed.
 PAIRS, ELEMENTS = 2_000_000, 1 << 23
@@ -151,15 +152,21 @@ class Space:
         rng = np.random.default_rng(self.seed)
         rows: dict[Kind, list[np.ndarray]] = defaultdict(list)
         numbers: dict[Kind, list[int]] = defaultdict(list)
+        instance = [-1] * len(v.leaves)
         for n, (name, kind) in enumerate(v.leaves):
             row = self.arithmetic.leaf(v.points, self._size(kind), name in v.positive, rng)
             rows[kind].append(row)
             numbers[kind].append(n)
-        none = np.full(len(v.leaves), -1, np.int32)
-        self.programs = Programs(none, none, none, np.zeros(len(v.leaves), np.int8))
-        self.kind = np.zeros(len(v.leaves), np.int32)
-        self.place = np.zeros(len(v.leaves), np.int32)
-        self.parts = [frozenset()] * len(v.leaves)
+        for n, (number, kind, row) in enumerate(self._of_none(), len(v.leaves)):
+            rows[kind].append(row)
+            numbers[kind].append(n)
+            instance.append(number)
+        count = len(instance)
+        none = np.full(count, -1, np.int32)
+        self.programs = Programs(np.array(instance, np.int32), none, none, np.zeros(count, np.int8))
+        self.kind = np.zeros(count, np.int32)
+        self.place = np.zeros(count, np.int32)
+        self.parts = [frozenset()] * count
         for kind, some in rows.items():
             values = np.stack(some, axis=1)
             mod = self.arithmetic.remainders(values)
@@ -202,6 +209,18 @@ class Space:
                 if number == len(self.instances):
                     self.instances.append(x)
                 yield number, kind
+
+    def _of_none(self) -> Iterator[tuple[int, Kind, np.ndarray]]:
+        """Constants: operators without operands, which are programs of no operators as leaves are,
+        with their kinds and elements."""
+        for name in self.vocabulary.tried:
+            for x in instances(name, ()) if 0 in arity(name) and name in constants() else ():
+                self._numbers[x] = len(self.instances)
+                self.instances.append(x)
+                op: Any = x.op(self.sizes, ())
+                elements = np.asarray(op.reference(), np.float64).reshape(-1)
+                row = self.arithmetic.constant(self.vocabulary.points, elements)
+                yield self._numbers[x], x.kind(self.marks, ()), row
 
     def tried(self, x: Instance, kinds: tuple[Kind, ...]) -> Kind:
         """The kind of an operator's result on operands of these kinds. It raises where they do not
@@ -406,7 +425,8 @@ class Space:
             np.full(len(keys), level.operators, np.int8),
         )
         all_.clear()
-        kept = ~np.isin(keys, self._constants(kind, t.size))
+        constants = self._constants(kind, t.size)
+        kept = ~np.isin(keys, constants[t.known(constants) < 0])
         keys, found = keys[kept], found.only(kept)
         distinct, first, which = np.unique(keys, return_index=True, return_inverse=True)
         number = t.known(distinct)
@@ -437,8 +457,9 @@ class Space:
         self.equalities.append(Equalities(found.only(again), number[which]))
 
     def _constants(self, kind: Kind, size: int) -> np.ndarray:
-        """The keys of tensors of zeros and of ones: programs of these values are left out. Any two
-        of them are equal, and what is made of them is no program of its own."""
+        """The keys of tensors of zeros and of ones: programs of these values are left out where no
+        constant is one. Any two of them are equal, and what is made of them is no program of its
+        own."""
         rows = np.array([[0.0], [1.0]]) * np.ones(self.vocabulary.points * size)
         return self.functionals.keys(kind, np.stack([rows] * len(PRIMES)))
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
 
-from tilewright.superopt.blocks import Block, Kind
+from tilewright.superopt.blocks import Block, Kind, Times, names
+from tilewright.superopt.blocks import renamed as renamed_block
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of, leaves, ordered, renamed
 
 # Orders of the occurrences of one leaf that are tried.
@@ -76,9 +77,11 @@ def with_free_sizes(e: Equality) -> Equality:
     for x in e.leaves:
         kind: list[Block] = []
         for block in x.kind:
-            if isinstance(block, str):
-                block, count = f"n{count}", count + 1
-            kind.append(block)
+            parts = names(block) if isinstance(block, (str, Times)) else ()
+            kind.append(
+                renamed_block(block, {n: f"n{count + k}" for k, n in enumerate(sorted(parts))})
+            )
+            count += len(parts)
         free[x] = replace(x, kind=tuple(kind))
     start = Equality(renamed(e.left, free), renamed(e.right, free))
     for found in _fitting(start):
@@ -127,7 +130,7 @@ def _joined(e: Equality, pairs: list[tuple[Block, Block]]) -> dict[Leaf, Tree] |
     if not table:
         return None
     return {
-        x: replace(x, kind=tuple(_renamed(b, table) for b in x.kind))
+        x: replace(x, kind=tuple(renamed_block(b, table) for b in x.kind))
         for side in (e.left, e.right)
         for x in leaves(side)
     }
@@ -138,22 +141,18 @@ def _united(pairs: list[tuple[Block, Block]]) -> dict[str, Block] | None:
     table: dict[str, Block] = {}
     stack = list(pairs)
     while stack:
-        a, b = (_renamed(x, table) for x in stack.pop())
+        a, b = (renamed_block(x, table) for x in stack.pop())
         if a == b:
             continue
         if isinstance(a, tuple) and isinstance(b, tuple):
             stack += [(a[0], b[0]), (a[1], b[1])]
+        elif isinstance(a, Times) and isinstance(b, Times):
+            stack += [(a.first, b.first), (a.second, b.second)]
         elif isinstance(a, str) and isinstance(b, str):
-            table = {k: _renamed(v, {b: a}) for k, v in table.items()} | {b: a}
+            table = {k: renamed_block(v, {b: a}) for k, v in table.items()} | {b: a}
         else:
             return None
     return table
-
-
-def _renamed(block: Block, table: dict[str, Block]) -> Block:
-    if isinstance(block, tuple):
-        return _renamed(block[0], table), _renamed(block[1], table)
-    return table.get(block, block) if isinstance(block, str) else block
 
 
 def _misfit(t: Tree) -> Term | None:

@@ -8,7 +8,7 @@ from tilewright.base.errors import TilewrightError
 from tilewright.ir.operator import OPERATORS
 from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.enumerate import REFUSALS, Space, enumerated
-from tilewright.superopt.vocabulary import Vocabulary, arity, instances
+from tilewright.superopt.vocabulary import Vocabulary, arity, constants, instances
 
 TENSORS = (1, 2)  # of an operator that is enumerated
 
@@ -23,6 +23,8 @@ def _why_not(space: Space, name: str) -> str:
     if OPERATORS[name].random:
         return "is random"
     counts = arity(name)
+    if name in constants():
+        return ""
     if not counts & set(TENSORS):
         return f"takes {' or '.join(map(str, sorted(counts)))} tensors"
     named = Sizes.symbolic(tuple(space.vocabulary.sizes))

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.ir.pattern import Rule
 from tilewright.superopt.connect import Edges, Nodes, Parts
-from tilewright.superopt.derive import basis, order
 from tilewright.superopt.enumerate import Space
 from tilewright.superopt.generalise import generalised
 from tilewright.superopt.records import Record, proved
-from tilewright.superopt.shorten import Progress, shortened
+from tilewright.superopt.shorten import Progress, order, shortened
 from tilewright.superopt.terms import Equality, Tree, Trees
 
+# Told what is done, and of how many equalities nothing is known yet.
+Watch = Callable[[str, int], None]
 # Open equalities that are looked at together, of which the smallest few are tried.
 TOGETHER, BATCH = 256, 16
 
@@ -25,29 +27,27 @@ class Reduced:
     The smallest equality that does not follow from the rules so far is proved, made general and
     is one more rule. So few are proved, and the others follow from them."""
 
-    def __init__(self, space: Space, watch: Callable[[str], None] = lambda what: None) -> None:
+    def __init__(self, space: Space, watch: Watch = lambda what, left: None) -> None:
         self.trees, self.nodes = Trees(space), Nodes(space)
         self.parts = Parts(self.nodes)
         self.watch = watch
         self.rules: list[Equality] = []
         self.tried: dict[Equality, bool] = {}  # is it proved?
         for n in range(1, len(space.levels) + 1):
+            # Operands are smaller programs, so that rules are small: what follows only from larger
+            # ones is a rule of its own. What was refused is not taken for equal as an operand.
+            self.nodes.use(self.parts.aside[self.parts.label] == 0, n)
             self.parts.begin(n)
             self._apply(self.rules)
             while self._step(n):
                 pass
-            # What was refused is not taken for equal where it is an operand.
-            self.nodes.use(self.parts.aside[self.parts.label] == 0)
         self.equalities = len(self.nodes) - len(np.unique(self.nodes.of))
         self.open = int((self.parts.aside[self.parts.label] > 0).sum())
 
     def _step(self, level: int) -> bool:
         """A few equalities more; False where none is left."""
         pairs = self.parts.open()
-        self.watch(
-            f"{level} operators: {len(pairs):,} equalities left, {len(self.rules)} rules, "
-            f"{len(self.tried) - len(self.rules)} not proved"
-        )
+        self.watch(f"{level} operators", len(pairs))
         edges: list[Edges] = []
         batch: dict[Equality, tuple[int, int]] = {}
         for a, b in pairs[:TOGETHER].tolist():
@@ -110,7 +110,6 @@ class Mined:
     open: int  # of those: what follows from no rule
     tried: int  # that did not follow from smaller ones, up to names of leaves
     proved: int  # of those, by normal form
-    general: int  # from which the others follow, for the shapes that were enumerated
     rules: Sequence[Record]  # from which they follow, as rules of any shapes
     refused: Sequence[str]  # what the second prover refused, and why
 
@@ -118,17 +117,27 @@ class Mined:
 def mine(
     found: Reduced,
     seed: int = 0,
-    known: Sequence[Equality] = (),
+    known: Sequence[Rule] = (),
     progress: Progress = lambda found, what: found,
 ) -> Mined:
-    """The rules of a space that both provers take, but for those that follow from what is known."""
-    general = basis([e for e in dict.fromkeys(found.rules) if e.is_rule])
-    judged = {e: proved(e, seed) for e in progress(general, "second proofs")}
-    rules = {e: how for e, how in judged.items() if isinstance(how, Record)}
-    refused = [f"{e}: {how}" for e, how in judged.items() if e not in rules]
-    short = [rules[e] for e in shortened(list(rules), known, progress)]
-    numbers = found.equalities, found.open, len(found.tried), len(found.rules), len(rules)
-    return Mined(*numbers, short, refused)
+    """The rules of a space that both provers take, but for those that gain nothing and those that
+    follow from others or from what is known. Few are left, and only these are proved again; what
+    is refused then is no reason to leave out another, so the others are looked at once more."""
+    general = [e for e in dict.fromkeys(found.rules) if e.is_rule]
+    refused: dict[Equality, str] = {}
+    judged: dict[Equality, Record | str] = {}
+    while True:
+        short = shortened([e for e in general if e not in refused], known, progress)
+        for e in progress([e for e in short if e not in judged], "second proofs"):
+            judged[e] = proved(e, seed)
+        wrong = {e: how for e in short if isinstance(how := judged[e], str)}
+        if not wrong:
+            break
+        refused |= wrong
+    rules = [how for e in short if isinstance(how := judged[e], Record)]
+    said = [f"{e}: {how}" for e, how in refused.items()]
+    numbers = found.equalities, found.open, len(found.tried), len(found.rules)
+    return Mined(*numbers, rules, said)
 
 
 def _edge(a: int, b: int) -> Edges:

@@ -46,6 +46,10 @@ class Arithmetic(Protocol):
         self, points: int, size: int, positive: bool, rng: np.random.Generator
     ) -> np.ndarray: ...
 
+    def constant(self, points: int, elements: np.ndarray) -> np.ndarray:
+        """A tensor of given elements, at all points."""
+        ...
+
     def computed(self, s: Structure, points: int, *values: np.ndarray) -> np.ndarray: ...
 
     def remainders(self, values: np.ndarray) -> np.ndarray:
@@ -76,6 +80,9 @@ class WholeNumbers:
             signs = np.where(rng.random(points * size) < np.repeat(shares, size), -1, 1)
         return (row if positive else row * signs).astype(np.float64)[None]
 
+    def constant(self, points: int, elements: np.ndarray) -> np.ndarray:
+        return np.tile(elements, points)[None]
+
     def computed(self, s: Structure, points: int, *values: np.ndarray) -> np.ndarray:
         count = values[0].shape[1]
         found = s(*(v[0].reshape(count * points, -1) for v in values)).reshape(1, count, -1)
@@ -100,6 +107,9 @@ class Remainders:
         rows = [rng.integers(1, m, points * size).astype(np.float64) for m in _moduli()]
         # A square has a root.
         return np.stack([remainder(r * r, m) if positive else r for r, m in zip(rows, _moduli())])
+
+    def constant(self, points: int, elements: np.ndarray) -> np.ndarray:
+        return np.stack([remainder(np.tile(elements, points), m) for m in _moduli()])
 
     def computed(self, s: Structure, points: int, *values: np.ndarray) -> np.ndarray:
         planes, count = values[0].shape[:2]

@@ -3,31 +3,75 @@ an equality was found with. What follows is left out, so that a search tries few
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 from tilewright.ir.node import Input, Node, topological
-from tilewright.ir.pattern import Rule, make
+from tilewright.ir.operator import OPERATORS
+from tilewright.ir.pattern import Apply, Rule, Var, make
 from tilewright.superopt.applied import rules_of
 from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.classes import Classes
-from tilewright.superopt.derive import order
 from tilewright.superopt.pieces import substituted
 from tilewright.superopt.saturate import Budget, saturate
-from tilewright.superopt.terms import Equality
+from tilewright.superopt.terms import Equality, occurrences
 
 # Sizes of axes, all different; two of them add up to none of the others.
 PRIMES = (11, 13, 17, 19, 23, 29, 37, 41, 43, 53, 59, 61, 67, 71, 73, 79)
-BUDGET = Budget(seconds=60.0, members=300, rounds=3)
+# What most that follows needs, and what is asked of the few that are left.
+FEW, MANY = (Budget(seconds=600.0, members=n, rounds=r) for n, r in ((300, 3), (2000, 6)))
 
 Progress = Callable[[Iterable[Equality], str], Iterable[Equality]]
 
 
-def follows(e: Equality, rules: Sequence[Rule]) -> bool:
-    """Do rules lead from one side to the other, in a few rounds?"""
-    sides = _sides(e)
-    classes = Classes(sides)
-    saturate(classes, rules, BUDGET)
-    return classes.leader(sides[0]) is classes.leader(sides[1])
+def order(e: Equality) -> tuple[object, ...]:
+    """Small equalities first, then general ones: of many leaves, of many axes."""
+    sizes = occurrences(e.left), occurrences(e.right)
+    return sum(sizes), max(sizes), -len(e.leaves), -sum(len(x.kind) for x in e.leaves), str(e)
+
+
+def gains(e: Equality) -> bool:
+    """Can one side cost less than the other? Not where both have the same operators on operands of
+    the same types, each made of the same leaves, so that none could be computed earlier."""
+    left, right = (_work(n) for n in e.nodes(Sizes.symbolic(e.symbols)))
+    return left != right
+
+
+def _work(root: Node) -> Counter[object]:
+    below: dict[Node, frozenset[Node]] = {}
+    found: Counter[object] = Counter()
+    for n in topological((root,)):
+        below[n] = frozenset((n,)).union(*(below[x] for x in n.inputs))
+        if n.inputs:
+            types = Counter(x.type for x in n.inputs)
+            found[
+                n.op, frozenset(types.items()), frozenset(x for x in below[n] if not x.inputs)
+            ] += 1
+    return found
+
+
+def follows(e: Equality, rules: Sequence[Rule], budget: Budget = FEW) -> bool:
+    """Do rules lead from one side to the other?"""
+    return _derived(e, rules, budget) is not None
+
+
+def _derived(e: Equality, rules: Sequence[Rule], budget: Budget) -> set[str] | None:
+    """The names of rules that lead from one side to the other; None where they do not."""
+    left, right = _sides(e)
+    classes = Classes((left, right))
+    saturate(classes, (*_swaps(), *rules), budget)
+    if classes.leader(left) is not classes.leader(right):
+        return None
+    return {step.rule for step in classes.why([(left, right)])}
+
+
+@cache
+def _swaps() -> tuple[Rule, ...]:
+    """Operands of commutative operators may change places."""
+    names = [name for name, x in OPERATORS.items() if x.commutative]
+    both = Var("a"), Var("b")
+    return tuple(Rule(f"{x} commutes", Apply(x, both), Apply(x, both[::-1])) for x in names)
 
 
 def _sides(e: Equality) -> tuple[Node, ...]:
@@ -42,21 +86,34 @@ def _sides(e: Equality) -> tuple[Node, ...]:
 
 def shortened(
     found: Sequence[Equality],
-    known: Sequence[Equality] = (),
+    known: Sequence[Rule] = (),
     progress: Progress = lambda found, what: found,
 ) -> list[Equality]:
-    """Those that do not follow from the others and from what is known, the smallest first."""
+    """Those that do not follow from the others and from what is known, the smallest first. One that
+    gains nothing is left out too, unless one that gains follows from it."""
     kept: list[Equality] = []
-    rules = {e: rules_of(e, str(e)) for e in (*found, *known)}
+    rules = {e: rules_of(e, str(e)) for e in found}
+    of = {r.label: e for e, directions in rules.items() for r in directions}
+    by: dict[Equality, list[Equality]] = {}  # from which one that is left out follows
 
-    def without(e: Equality) -> list[Rule]:
-        others = (x for x in kept if x is not e)
-        return [r for x in (*known, *others) for r in rules[x]]
+    def left_out(e: Equality, budget: Budget) -> bool:
+        others = (r for x in kept if x is not e for r in rules[x])
+        names = _derived(e, (*known, *others), budget)
+        if names is not None:
+            by[e] = [of[x] for x in names if x in of]
+        return names is not None
 
     for e in progress(sorted(found, key=order), "shortened"):
-        if not follows(e, without(e)):
+        if not left_out(e, FEW):
             kept.append(e)
     for e in progress(kept[::-1], "shortened again"):
-        if follows(e, without(e)):
+        if left_out(e, MANY):
             kept.remove(e)
-    return kept
+    needed: set[Equality] = set()
+    work = [e for e in found if gains(e)]
+    while work:
+        e = work.pop()
+        if e not in needed:
+            needed.add(e)
+            work += by.get(e, ())
+    return [e for e in kept if e in needed]

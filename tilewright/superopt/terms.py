@@ -111,7 +111,8 @@ def as_node(t: Tree, sizes: Sizes, dtype: DType = f32) -> Node:
     if isinstance(t, Leaf):
         return input(t.name, sizes.type(t.kind, dtype if t.below is None else i64))
     kinds = [k for x in t.operands if (k := kind_of(x)) is not None]
-    made = node(t.instance.op(sizes, kinds), *(as_node(x, sizes, dtype) for x in t.operands))
+    op = t.instance.of_dtype(dtype).op(sizes, kinds)
+    made = node(op, *(as_node(x, sizes, dtype) for x in t.operands))
     return item(made, 0) if isinstance(made.type, TupleType) else made
 
 
@@ -147,9 +148,9 @@ class Equality:
 
     @property
     def is_rule(self) -> bool:
-        """Can one side be written for the other: has a side all leaves of the other?"""
+        """Can one side be written for the other: has a side all leaves of the other, and some?"""
         left, right = set(leaves(self.left)), set(leaves(self.right))
-        return left <= right or right <= left
+        return len(self.leaves) > 0 and (left <= right or right <= left)
 
     def is_proved(self) -> bool:
         """Do both sides have one normal form over the reals, for all sizes?"""
@@ -157,10 +158,11 @@ class Equality:
         return nodes_equal(*sides, "reals", self.positive)
 
     def has_proof(self) -> bool:
-        """Is it proved? Not where a side is too large for a normal form, or has none."""
+        """Is it proved? Not where a side is too large for a normal form, or has none, or where it
+        has no meaning: sizes that are equal in a space need not be equal always."""
         try:
             return self.is_proved()
-        except Unsupported:
+        except (Invalid, Unsupported):
             return False
 
     def nodes(self, sizes: Sizes, dtype: DType = f32) -> tuple[Node, Node]:

@@ -6,7 +6,8 @@
 A kind is a list of sizes: numbers, names, or two parts of an axis in parentheses. What is `>= 0`
 has no negative elements, what is `<` a size are indices below it. Bounds of a slice are `first`,
 `middle`, where the two parts meet, and `last`; other attributes that depend on sizes are formulas
-of their names, such as `shape=(2 * m, n)`, and dtypes are called by name.
+of their names, such as `shape=(2 * m, n)`, or say what changes: `shape=joined(0)`, `parted(0)`,
+`widened(0)` or `narrowed(0)` (`vocabulary.Reshaped`). Dtypes are called by name.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any
 from tilewright.base.errors import Invalid, require
 from tilewright.ir.operator import OPERATORS
 from tilewright.ir.types import TENSOR_DTYPES, f64
-from tilewright.superopt.blocks import Block, Formula, Sizes
+from tilewright.superopt.blocks import Block, Formula, Sizes, Times
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree
-from tilewright.superopt.vocabulary import Bound, Instance
+from tilewright.superopt.vocabulary import Bound, Instance, Reshaped
 
 # The middle by what ends there, and what begins.
 _BOUNDS = {("start", "first"): "first", ("start", "middle"): "right"}
@@ -82,6 +83,8 @@ def _block(x: ast.expr) -> Block:
             return name
         case ast.Tuple(elts=[first, second]):
             return _block(first), _block(second)
+        case ast.BinOp(left=first, op=ast.Mult(), right=second):
+            return Times.of(_block(first), _block(second))
     raise Invalid(f"{ast.unparse(x)} is no size")
 
 
@@ -106,6 +109,10 @@ def _attribute(name: str, x: ast.expr, given: dict[str, ast.expr]) -> Any:
     if isinstance(x, ast.Name) and (name, x.id) in _BOUNDS:
         require("axis" in given, f"{x.id} is a bound of a slice along no axis")
         return Bound(ast.literal_eval(given["axis"]), _BOUNDS[name, x.id])
+    match x:
+        case ast.Call(func=ast.Name(id=change), args=[ast.Constant(value=int(axis))]):
+            require(name == "shape", f"{ast.unparse(x)} is the {name} of nothing")
+            return Reshaped(change, axis)
     if any(isinstance(y, ast.Name) for y in ast.walk(x)):
         return Formula(ast.unparse(x))
     return ast.literal_eval(x)

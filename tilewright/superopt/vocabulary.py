@@ -13,11 +13,11 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, require
 from tilewright.ir.node import Op
 from tilewright.ir.operator import OPERATORS
-from tilewright.ir.types import TensorType, TupleType, f64
-from tilewright.superopt.blocks import Kind, Marks, Sized, Sizes
+from tilewright.ir.types import DType, TensorType, TupleType, f64
+from tilewright.superopt.blocks import Kind, Marks, Sized, Sizes, Times
 
 Attributes = tuple[tuple[str, Any], ...]
 # Values of an attribute that are taken from samples.
@@ -34,6 +34,14 @@ class Instance:
     def op(self, sizes: Sizes, kinds: Sequence[Kind]) -> Op:
         made = {k: v.of(sizes, kinds) if isinstance(v, Sized) else v for k, v in self.attributes}
         return OPERATORS[self.name](**made)
+
+    def of_dtype(self, dtype: DType) -> Instance:
+        """With another dtype in the place of a constant's that is a float."""
+        if ("dtype", f64) not in self.attributes or self.name not in constants():
+            return self
+        return Instance(
+            self.name, tuple((k, dtype if k == "dtype" else v) for k, v in self.attributes)
+        )
 
     def kind(self, marks: Marks, kinds: Sequence[Kind]) -> Kind:
         """That of the first result on operands of these kinds. It raises where they do not fit."""
@@ -75,6 +83,36 @@ class Bound(Sized):
 
     def __str__(self) -> str:
         return self.end if self.end in ("first", "last") else "middle"
+
+
+@dataclass(frozen=True)
+class Reshaped(Sized):
+    """The shape of an operand with one change: an axis and the next one are one (`joined`), an axis
+    that is two is `parted`, an axis of one element is there (`widened`) or not (`narrowed`)."""
+
+    change: str
+    axis: int
+
+    def of(self, sizes: Sizes, kinds: Sequence[Kind]) -> Any:
+        require(len(kinds) > 0, "an operand has no kind")
+        return tuple(map(sizes.of, self.kind(kinds[0])))
+
+    def kind(self, kind: Kind) -> Kind:
+        """It raises where this cannot be done with an operand of this kind."""
+        before, at, after = kind[: self.axis], kind[self.axis :][:1], kind[self.axis + 1 :]
+        match self.change, *at, *after[:1]:
+            case "joined", first, second:
+                return (*before, Times.of(first, second), *after[1:])
+            case "parted", Times(first, second), *_:
+                return (*before, first, second, *after)
+            case "widened", *_ if self.axis <= len(kind):
+                return (*before, 1, *at, *after)
+            case "narrowed", 1, *_:
+                return (*before, *after)
+        raise Invalid(f"axis {self.axis} cannot be {self.change}")
+
+    def __str__(self) -> str:
+        return f"{self.change}({self.axis})"
 
 
 @dataclass(frozen=True)
@@ -133,6 +171,11 @@ def instances(name: str, kinds: tuple[Kind, ...]) -> Iterator[Instance]:
             yield Instance(name, tuple((x, named[x]) for x in said))
 
 
+def constants() -> frozenset[str]:
+    """Operators without operands of which values are known that are worth trying."""
+    return frozenset(x for x in _SPECIAL if 0 in arity(x))
+
+
 @cache
 def _sampled(name: str, attribute: str) -> tuple[Any, ...]:
     """What samples of the operator have, of an attribute of which nothing else is known."""
@@ -148,6 +191,27 @@ def _slices(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
             for ends in (("first", "left"), ("right", "last")):
                 start, stop = (Bound(k, e) for e in ends)
                 yield ("axis", k), ("start", start), ("stop", stop)
+
+
+def _reshapes(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
+    """Neighbours as one axis and back; an axis of one element more or less, but for those that
+    broadcasting adds anyway."""
+    (kind,) = kinds
+    for k, block in enumerate(kind):
+        if k + 1 < len(kind) and not isinstance(block, int) and not isinstance(kind[k + 1], int):
+            yield (("shape", Reshaped("joined", k)),)
+        if isinstance(block, Times):
+            yield (("shape", Reshaped("parted", k)),)
+        if block == 1:
+            yield (("shape", Reshaped("narrowed", k)),)
+        elif 1 not in kind:
+            yield (("shape", Reshaped("widened", k + 1)),)
+
+
+def _filled(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
+    """Numbers without which some laws cannot be written."""
+    for value in (0.0, 1.0):
+        yield ("shape", ()), ("value", value), ("dtype", f64)
 
 
 def _concats(kinds: tuple[Kind, ...]) -> Iterator[Attributes]:
@@ -212,6 +276,8 @@ _CHOICES: dict[str, Callable[[tuple[Kind, ...]], Iterator[Any]]] = {
 }
 _SPECIAL: dict[str, Callable[[tuple[Kind, ...]], Iterator[Attributes]]] = {
     "slice": _slices,
+    "reshape": _reshapes,
+    "full": _filled,
     "concat": _concats,
     "pad": _enlarged,
 }
@@ -283,6 +349,26 @@ QUOTIENTS = Vocabulary(
     points=1,
     arithmetic="remainders",
 )
+RESHAPES = Vocabulary(
+    "reshapes",
+    ("reshape", "matmul", "mul"),
+    (
+        ("x1", ("l", "m", "k")),
+        ("x2", ("l", "m", "k")),
+        ("y", (Times("l", "m"), "k")),
+        ("w", _W),
+        ("b", ("k",)),
+    ),
+    {"l": 2, "m": 2, "k": 3},
+)
+CONSTANTS = Vocabulary(
+    "constants",
+    "full add sub mul div neg square reciprocal maximum minimum relu abs".split(),
+    (("x1", _X), ("x2", _X), ("s", ())),
+    {"m": 2, "k": 3},
+    arithmetic="remainders",
+    points=1,
+)
 EXPONENTIALS = Vocabulary(
     "exponentials",
     "exp div mul add sub sum".split(),
@@ -299,4 +385,6 @@ ALL = Vocabulary(
     points=1,
     arithmetic="remainders",
 )
-VOCABULARIES = {v.name: v for v in (MATRICES, IMAGES, GROUPS, QUOTIENTS, EXPONENTIALS, ALL)}
+VOCABULARIES = {
+    v.name: v for v in (MATRICES, IMAGES, GROUPS, QUOTIENTS, EXPONENTIALS, RESHAPES, CONSTANTS, ALL)
+}

@@ -20,7 +20,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.types import f64
 from tilewright.superopt.axioms import Window, axioms, variants
-from tilewright.superopt.blocks import Block, Sizes
+from tilewright.superopt.blocks import Block, Sizes, Times
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, as_node, kind_of
 
 SECONDS = 2.0
@@ -148,6 +148,8 @@ class _Encoder:
     def _block(self, b: Block, env: dict[str, Any]) -> Any:
         if isinstance(b, tuple):
             return self._block(b[0], env) + self._block(b[1], env)
+        if isinstance(b, Times):
+            return self._block(b.first, env) * self._block(b.second, env)
         return env[b] if isinstance(b, str) else self.z3.IntVal(b)
 
     def axiom(self, e: Equality) -> list[Any]:
