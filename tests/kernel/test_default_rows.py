@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 
 from tests.kernel.fuzz import Judge
 from tests.seeds import crossed
 from tilewright.kernel.group import Group
-from tilewright.kernel.nest import Loop, Nest, Store, start, walk
+from tilewright.kernel.nest import Loop, Nest, Path, Store, start, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply
 from tilewright.kernel.steps.split import Split
@@ -116,11 +117,66 @@ def test_few_rows_of_a_scan_stay_as_they_are() -> None:
     judged(group, nest)
 
 
-def test_a_scan_along_another_axis_keeps_its_rows_in_order() -> None:
+def test_a_scan_along_another_axis_has_columns_as_lanes() -> None:
     value = "select(#(y.i0) > 0, y[y.i0-1,y.i1] + a[y.i0,y.i1], a[y.i0,y.i1])"
     group = parse_group(SCAN.format(rows=16, value=value))
-    trace, nest = default_schedule(group, default())
-    assert not trace
+    _, nest = default_schedule(group, default())
+    assert all(p[-1].kind == "lane" for _, p in stores(nest))
+    assert any(p[0].kind == "parallel" for _, p in stores(nest))
+    judged(group, nest)
+
+
+def stores(nest: Nest) -> list[tuple[Store, Path]]:
+    return [(x, p) for x, p in walk(nest.body) if isinstance(x, Store)]
+
+
+WINDOW = """
+group window
+  in a: f32[9,33,33]
+  out y: f32[9,16,16]
+  local t: f32[9,16,16]
+  t[t.c,t.h,t.w] max= a[t.c,2*t.h+t.r,2*t.w+t.s] for {} from -inf
+  y[y.c,y.h,y.w] = t[y.c,y.h,y.w] for y.c in 9, y.h in 16, y.w in 16
+""".format("t.c in 9, t.h in 16, t.w in 16, t.r in 3, t.s in 3")
+SHORT_ROWS = """
+group rows
+  in a: f32[129,13]
+  out y: f32[129]
+  local t: f32[129]
+  t[t.i] add= a[t.i,t.r] for t.i in 129, t.r in 13 from 0.0
+  y[y.i] = t[y.i] for y.i in 129
+"""
+
+
+@pytest.mark.parametrize("text", [WINDOW, SHORT_ROWS], ids=["window", "rows"])
+def test_results_of_short_reductions_are_lanes(text: str) -> None:
+    """No reduction of a few numbers is computed one result at a time."""
+    group = parse_group(text)
+    _, nest = default_schedule(group, default())
+    most = max((p for s, p in stores(nest) if s.stage == "t" and s.combine), key=runs)
+    assert most[-1].kind == "lane" and nest.buffer("t").scope == "register"
+    judged(group, nest)
+
+
+def runs(path: Path) -> int:
+    return prod(p.extent for p in path if isinstance(p.extent, int))
+
+
+NARROW = """
+group columns
+  in a: f32[1024,37]
+  out y: f32[1,37]
+  local t: f32[1,37]
+  t[t.u,t.i] add= a[t.r,t.i] for t.u in 1, t.i in 37, t.r in 1024 from 0.0
+  y[y.u,y.i] = t[y.u,y.i] for y.u in 1, y.i in 37
+"""
+
+
+def test_sums_of_columns_that_fill_no_vectors_have_lanes_and_threads() -> None:
+    group = parse_group(NARROW)
+    _, nest = default_schedule(group, default())
+    assert all(p[-1].kind == "lane" for s, p in stores(nest) if s.combine)
+    assert any(p[0].kind == "parallel" for _, p in stores(nest))
     judged(group, nest)
 
 

@@ -172,6 +172,7 @@ class _State(Progress[Pick]):
 
     def point(self, given: Assignment) -> Pick | None:
         """The configuration of an assignment, if the user's function keeps it."""
+        given = self.space.complete(given)
         key = tuple(given.values())
         if key not in self._known:
             config = _with(self.tuner.configs[0], given)

@@ -46,24 +46,31 @@ def can_fuse_reads(s: Scheduler, st: Store, outer: Sym, inner: Sym) -> bool:
     return all(affine_pair(b, i, outer, inner) for b, i in accesses(s, st)[1:])
 
 
-def cascades(s: Scheduler, stage: str, lanes: int = 1) -> list[str]:
+def cascades(s: Scheduler, stage: str, lanes: int = 1, placed: bool = True) -> list[str]:
     """The stages of inner sums, each of the one before it, where lanes run over results."""
     made: list[str] = []
     while True:
         data, red = s.axes(made[-1] if made else stage)
         names = [p.name for p in data]
-        part = cascade(s, made[-1] if made else stage, [p.name for p in red], lanes, names)
+        found = [p.name for p in red]
+        part = cascade(s, made[-1] if made else stage, found, lanes, names, placed)
         if part is None:
             return made
         made.append(part)
 
 
 def cascade(
-    s: Scheduler, stage: str, red: list[str], lanes: int, data: Sequence[str] = ()
+    s: Scheduler,
+    stage: str,
+    red: list[str],
+    lanes: int,
+    data: Sequence[str] = (),
+    placed: bool = True,
 ) -> str | None:
     """Sums of many floats are sums of sums: what rounding costs grows with the length of a chain,
     and libraries have none this long. The stage of the inner sums, where it is made; it stands
-    where the outer ones are added, or before them all where nothing is around them."""
+    where the outer ones are added, or before them all where nothing is around them or it is not to
+    be placed yet."""
     loops = {p.name: p for p in s.path(stage)}
     extents = [e for name in red if isinstance(e := loops[name].extent, int)]
     if len(extents) < len(red):
@@ -86,7 +93,7 @@ def cascade(
         return None
     if data:
         s.attempt(Reorder((*data[:-1], outer, data[-1])))
-    if s.path(stage)[0].name != outer or data:
+    if placed and (s.path(stage)[0].name != outer or data):
         s.attempt(ComputeAt(part, outer))
     return part
 

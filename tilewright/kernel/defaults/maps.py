@@ -21,6 +21,7 @@ from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
 
 
 def collapse(s: Scheduler, stages: list[str]) -> None:
@@ -110,7 +111,8 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
     """Scans and scatters: one iteration per outer index where that is legal, naive loops inside."""
     for st in [*inner, *outs]:
         path = s.path(st.name)
-        if len(path) > 1 and path[0].kind == "serial" and not _beside(s, st):
+        scanned = len(path) > 1 and path[0].kind == "serial"
+        if scanned and not _beside(s, st) and not _columns(s, st):
             size = 1
             for p in path[1:]:
                 size *= p.extent if isinstance(p.extent, int) else 64
@@ -119,6 +121,38 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
         if init:
             last = f"{st.name}.init.i{len(s.nest.buffer(st.name).shape) - 1}"
             vector_loop(s, last, 16)
+
+
+# Columns that one thread scans at a time: few streams of memory, each as long as it can be.
+BROAD = 16
+
+
+def _columns(s: Scheduler, st: Stage) -> bool:
+    """Columns of a scan along another axis than the last are lanes, and blocks of them are shared
+    by threads; False (and no step) where that fails."""
+    before = s.nest, list(s.trace)
+    path, store = s.path(st.name), s.store(st.name)
+    last = path[-1].name
+    lanes, e = lanes_for(s, st.name), path[-1].extent
+    reads = [x for x in store_reads(store) if x.source == store.buffer]
+    if reads and isinstance(e, int) and e >= lanes:
+        work = work_per_point(s, st.name)
+        for p in path[:-1]:
+            work *= p.extent if isinstance(p.extent, int) else 64
+        broad = min(BROAD * lanes, -(-e // (s.target.cores * lanes)) * lanes)
+        names = [p.name for p in path[:-1]]
+        if (
+            s.attempt(Split(last, broad))
+            and s.attempt(Reorder((f"{last}.0", *names, f"{last}.1")))
+            and (e % broad == 0 or s.attempt(Peel(f"{last}.0")))
+            and s.attempt(Split(f"{last}.1", lanes))
+        ):
+            s.attempt(Peel(f"{last}.1.0"))
+            if s.attempt(Vectorize(f"{last}.1.1")):
+                s.parallel(f"{last}.0", work * broad)
+                return True
+    s.nest, s.trace[:] = before
+    return False
 
 
 def _beside(s: Scheduler, st: Stage) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import prod
+
+from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Int
 from tilewright.ir.expr import Load
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.cascades import cascade, cascades, fuse_reduced
 from tilewright.kernel.defaults.maps import schedule_alone
+from tilewright.kernel.defaults.result_tiles import tile_results
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
     Scheduler,
@@ -53,6 +57,8 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         if not short_columns(s, inner, outs):
             _columns(s, inner[0].name, host)
         return
+    if _short_sums(s, inner, outs, prefix) and _tiled(s, inner[0], outs[0]):
+        return
     for o in names:
         for j in range(prefix - 1):
             p = s.path(o)
@@ -83,6 +89,37 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         s.parallel(at, row)
 
 
+# Numbers of a reduction that are too few for partial results of their own.
+SHORT = 64
+
+
+def _short_sums(s: Scheduler, inner: list[Stage], outs: list[Stage], prefix: int) -> bool:
+    """Is this one reduction of a few numbers for each result, with no lanes along them: a window of
+    an image, or a short row?"""
+    if len(inner) != 1 or len(outs) != 1 or not inner[0].is_reduce:
+        return False
+    path, red = s.path(outs[0].name), s.reduced(inner[0].name)
+    extents = [p.extent if isinstance(p.extent, int) else SHORT + 1 for p in red]
+    wide = [p for p in path if p.extent != 1]
+    if prefix < len(path) or not extents or prod(extents) > SHORT or not wide:
+        return False
+    most = lanes_for(s, inner[0].name)
+    few = extents[-1] <= most or not contiguous(s, s.store(inner[0].name), red[-1].var)
+    return few and isinstance(wide[-1].extent, int) and wide[-1].extent >= most // 2
+
+
+def _tiled(s: Scheduler, stage: Stage, host: Stage) -> bool:
+    """Lanes along the last axis of the results; False, and no step, where that is refused."""
+    before = s.nest, list(s.trace)
+    wide = [k for k, p in enumerate(s.path(host.name)) if p.extent != 1]
+    try:
+        tile_results(s, [stage], host, wide[-1], wide[-2] if len(wide) > 1 else None)
+    except Refused:
+        s.nest, s.trace[:] = before
+        return False
+    return True
+
+
 def short_columns(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
     """False, and no step, where the stages are not one reduction before a short axis."""
     columns = _are_columns(s, inner, outs)
@@ -98,21 +135,33 @@ def _are_columns(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
 
 def _columns(s: Scheduler, stage: str, host: str) -> None:
     """A reduction whose results lie next to each other: a vector of results per iteration."""
+    for j in range(len(s.path(host)) - 1):  # threads share no loop of one iteration
+        first, second, *_ = s.path(host)
+        if first.extent != 1 or not s.attempt(Fuse(first.name, second.name, f"{host}.u{j}")):
+            break
     path = s.path(host)
     last, e = path[-1].name, path[-1].extent
     lanes = _side_by_side(s, stage, path)
+    ragged = not (isinstance(e, int) and e % lanes == 0)
+    # Sums of sums are placed while loops are whole: those of a last block that is not full vary.
+    inner = cascades(s, stage, placed=False) if ragged else []
     s.do(Split(last, lanes))
     s.do(ComputeAt(stage, f"{last}.0"))
-    work = work_per_point(s, stage) * points(s, stage)
-    parts = [*cascades(s, stage), stage]
-    if not (isinstance(e, int) and e % lanes == 0):
+    for outer, part in zip([stage, *inner], inner, strict=False):
+        s.attempt(ComputeAt(part, s.reduced(outer)[0].name))
+    deepest = inner[-1] if inner else stage
+    work = work_per_point(s, deepest) * points(s, deepest)
+    if not ragged:
+        inner = cascades(s, stage)
+    parts = [*inner, stage]
+    if ragged:
         s.attempt(Peel(f"{last}.0"))
     for part in parts:
         reduction_lanes(s, part, lanes)
     s.attempt(Vectorize(f"{last}.1"))
     for j in range(len(path) - 2):
         s.attempt(Fuse(s.path(host)[0].name, s.path(host)[1].name, f"{host}.o{j}"))
-    top = s.path(host)[0].name
+    top = f"{last}.0" if len(path) == 1 else s.path(host)[0].name
     if s.loops(top):
         s.parallel(top, work if len(path) == 1 else work * 4)
 

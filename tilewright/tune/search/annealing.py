@@ -18,7 +18,7 @@ class Annealing:
     name: str = "annealing"
 
     def propose(self, state: Progress[P], count: int) -> list[P]:
-        walkers = [m.point for m in state.best(WALKS)]
+        walkers = [*(m.point for m in state.best(WALKS)), *state.sketches()][:WALKS]
         while len(walkers) < WALKS and (p := state.draw()) is not None:
             walkers.append(p)
         if not walkers:

@@ -1,5 +1,5 @@
-"""Coordinate descent: from the best known point, one decision at a time; where all neighbours were
-measured, from the next best."""
+"""Coordinate descent: from the best known point, at first the best sketch, one decision at a time;
+where all neighbours were measured, from the next best."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ class Descent:
     name: str = "descent"
 
     def propose(self, state: Progress[P], count: int) -> list[P]:
+        first = state.sketches()  # the best of them is where it begins
+        if first:
+            return first[:count]
         given = [m.point.given for m in state.best(len(state.measured))] or [state.space.default]
         for start in given:
             found = state.fresh(map(state.point, _around(state, start)))

@@ -10,10 +10,11 @@ from tilewright.tune.search.state import P, Progress
 from tilewright.tune.space.decision import Assignment
 
 PARENTS = 16  # of the measured ones
-POPULATION = 96
+POPULATION = 48
 GENERATIONS = 3
 CROSSED = 0.3  # of the children have two parents
 AT_RANDOM = 0.15  # of what is measured is not the model's choice
+SKETCHES = 0.75  # at most, of what is measured first
 
 
 @dataclass
@@ -22,18 +23,24 @@ class Evolution:
 
     def propose(self, state: Progress[P], count: int) -> list[P]:
         known = [m.point for m in state.best(PARENTS)]
-        people = [*known, *(p for _ in range(POPULATION // 2) if (p := state.draw()) is not None)]
+        # The model may be wrong about a whole sketch: each is measured early, as it was made.
+        sketches = state.sketches()
+        first = sketches[: max(1, round(SKETCHES * count))]
+        count -= len(first)
+        drawn = (p for _ in range(POPULATION // 2) if (p := state.draw()) is not None)
+        people = [*known, *sketches, *drawn]
         for _ in range(GENERATIONS):
             if not people:
-                return []
+                return first
             children = [self._child(state, people) for _ in range(POPULATION)]
             legal = {p.key: p for p in (*people, *children) if p is not None}
             people = state.ranked(list(legal.values()))[:POPULATION]
-        fresh = state.fresh(people)
+        taken = {p.key for p in first}
+        fresh = [p for p in state.fresh(people) if p.key not in taken]
         random = min(len(fresh), round(AT_RANDOM * count))
         chosen = fresh[: count - random]
         rest = fresh[count - random :]
-        return [*chosen, *state.rng.sample(rest, min(random, len(rest)))]
+        return [*first, *chosen, *state.rng.sample(rest, min(random, len(rest)))]
 
     def _child(self, state: Progress[P], people: list[P]) -> P | None:
         # The better half is the first half: they have most children.

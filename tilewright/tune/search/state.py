@@ -17,7 +17,7 @@ from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Loop, Nest, Store, walk
 from tilewright.tune.space.decision import Assignment, Decision, Plain
 from tilewright.tune.space.draft import WRITTEN_OUT
-from tilewright.tune.space.space import Point, Space
+from tilewright.tune.space.space import SKETCH, Point, Space
 
 # Stores that a nest may write out: more take LLVM seconds, and never fit the registers.
 MOST_WRITTEN = 768
@@ -98,6 +98,13 @@ class Progress(ABC, Generic[P]):
         scores = self.scores(points)
         order = sorted(range(len(points)), key=lambda k: (scores[k], k))
         return [points[k] for k in order]
+
+    def sketches(self) -> list[P]:
+        """The sketches of the space as their rules made them, those that were not proposed yet,
+        the best by the model first."""
+        which = self.space.named.get(SKETCH)
+        found = map(self.point, ({SKETCH: v} for v in which.values) if which else ())
+        return self.ranked(self.fresh(found))
 
     def neighbour(self, given: Assignment, changes: int = 1) -> Assignment:
         """Some decisions made again; ordered ones move by a step or two more often than not."""

@@ -12,6 +12,14 @@ from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.nest import Loop, Nest, Work, find, walk
 from tilewright.kernel.step import Step, Trace
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.tune.space.decision import Decision, Open, Plain
 from tilewright.tune.space.space import Condition, OpenStep, Space
 
@@ -96,6 +104,15 @@ class Draft:
         """Steps of a rule's own before another step."""
         at = self.items.index(item)
         self.items[at:at] = [Item(None, item.nest, s) for s in steps]
+
+    def filled(self) -> Item | None:
+        """The first step after all stages have their place: what comes in between is placed too."""
+        kinds = (Peel, SetScope, Unroll, Vectorize, Tensorize, Parallel)
+        placed = [k for k, i in enumerate(self.items) if isinstance(i.step, (Reorder, ComputeAt))]
+        for item in self.items[placed[0] if placed else 0 :]:
+            if isinstance(item.step, kinds):
+                return item
+        return None
 
     def kinds(self, loop: str) -> set[str]:
         """What a loop, or what it was split into, is in the end."""

@@ -15,9 +15,7 @@ from tilewright.tune.space.decision import Decision
 from tilewright.tune.space.draft import Draft
 from tilewright.tune.space.rules import RULES
 from tilewright.tune.space.sketches import sketches
-from tilewright.tune.space.space import Condition, OpenStep, Space
-
-SKETCH = "sketch"
+from tilewright.tune.space.space import SKETCH, Condition, OpenStep, Space
 
 
 def space_of(work: Work, target: Target, applied: Applied | None = None) -> Space:
@@ -29,7 +27,7 @@ def space_of(work: Work, target: Target, applied: Applied | None = None) -> Spac
         draft = Draft.of(work, target, trace, applied, f"s{k}_" if len(traces) > 1 else "")
         for rule in RULES:
             rule(draft)
-        drafts.append(pruned(draft, applied))
+        drafts.append(_pruned(draft.space(), work, applied))
     if len(drafts) == 1:
         return drafts[0]
     which = Decision(SKETCH, tuple(range(len(drafts))), 0)
@@ -40,13 +38,15 @@ def space_of(work: Work, target: Target, applied: Applied | None = None) -> Spac
     return Space((which, *(x for d in drafts for x in d.decisions)), tuple(steps))
 
 
-def pruned(draft: Draft, applied: Applied) -> Space:
-    """Without values that some step refuses while everything else is by default. A decision with
+def _pruned(space: Space, work: Work, applied: Applied) -> Space:
+    """Without values that some step refuses while everything else is by default. Sizes are left:
+    what refuses one of them is the step that takes it, where a draw takes another. A decision with
     one value left stays, so that names mean the same."""
-    space = draft.space()
 
     def left(d: Decision) -> Decision:
-        legal = [v for v in d.values if space.legal(draft.work, {d.name: v}, applied)]
+        if d.ordered or len(d.values) <= 2:
+            return d
+        legal = [v for v in d.values if space.legal(work, {d.name: v}, applied)]
         return replace(d, values=tuple(legal))
 
     return replace(space, decisions=tuple(map(left, space.decisions)))

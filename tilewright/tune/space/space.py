@@ -40,6 +40,10 @@ from tilewright.tune.space.decision import (
 
 # Values of a step's own decisions that are tried before a point is given up.
 MOST_TRIES = 32
+# How often a decision that is no size is drawn as by default, beside where it is so by chance.
+USUAL = 0.6
+# The decision that says which of several schedules a space was opened from.
+SKETCH = "sketch"
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,9 @@ class Space:
         given: dict[str, Plain] = {}
 
         def shuffled(d: Decision) -> Sequence[Plain]:
+            # What is no size is more often than not as it was: few copies, say, help at all.
+            if not d.ordered and d.name != SKETCH and rng.random() < USUAL:
+                return (d.default, *(v for v in d.values if v != d.default))
             return rng.sample(d.values, len(d.values))
 
         order = prefer or shuffled

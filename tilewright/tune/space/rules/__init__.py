@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.tune.space.draft import Draft
+from tilewright.tune.space.rules.caching import open_caching
+from tilewright.tune.space.rules.fusing import open_fusing
 from tilewright.tune.space.rules.grains import open_grains
+from tilewright.tune.space.rules.inlining import open_inlining
 from tilewright.tune.space.rules.instructions import open_instructions
 from tilewright.tune.space.rules.orders import open_orders
 from tilewright.tune.space.rules.places import open_places
@@ -24,4 +27,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     open_prefetches,
     open_unrolling,
     open_grains,
+    open_inlining,
+    open_caching,
+    open_fusing,
 )

@@ -1,0 +1,169 @@
+"""How much faster tuned programs are than those with default schedules.
+
+    python -m tests.tune.gains                                  # all kernels, 64 trials each
+    python -m tests.tune.gains pool sum --trials 16             # some, by parts of their names
+    python -m tests.tune.gains --records r.jsonl --json g.json  # goes on from what is known
+
+Each program is compiled, its kernels are tuned, and it is compiled again with what was found. Both
+take turns afterwards; the table has the ratio of the medians with the interval that holds it with
+95 %. Results of both are compared. A tile kernel has its first configuration by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from math import exp, log
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch._dynamo
+from rich.console import Console
+from rich.table import Table
+
+import tilewright as tw
+from tests.tune.gain_kernels import CASES, Case, Function
+from tilewright import targets
+from tilewright.base import knobs
+from tilewright.bench.measure import MIN_ROUNDS, busy, interleaved, ratio, ratio_interval
+from tilewright.driver.looking.tune import tune
+from tilewright.runtime import pool
+
+# Sums in another order differ by this part of the largest result.
+TOLERANCE = 1e-4
+MEAN, LEAST = 1.25, 0.98  # what the table is held against
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Seconds of a call, the medians of all rounds; of the tuning, by the clock."""
+
+    name: str
+    kernels: int
+    trials: int
+    default: float
+    tuned: float
+    gain: float
+    low: float
+    high: float
+    error: float
+    tuning: float
+
+
+def compiled(case: Case, records: Path) -> Function:
+    with knobs.records.override(records):
+        torch._dynamo.reset()
+        return tw.compile(case.function, *case.inputs, strict=True)
+
+
+def tuned(case: Case, first: Function, records: Path, trials: int, seed: int) -> tuple[int, int]:
+    """Tunes the kernels of a program; how many there are, and how many trials each had at most."""
+    programs = tw.explain(first).programs
+    kernels = [k for p in programs for k in p.kernels[p.once :]]
+    told = Console(file=io.StringIO())
+    with redirect_stdout(io.StringIO()):
+        tune(
+            kernels, targets.default(), told,
+            trials=trials, minutes=60.0, seed=seed, records=records,
+        )  # fmt: skip
+    return len(kernels), trials
+
+
+def difference(a: object, b: object) -> float:
+    """Of the results, relative to the largest; 1 where whole numbers differ."""
+    assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    if not a.is_floating_point():
+        return float(not torch.equal(a, b))
+    scale = float(b.abs().max()) or 1.0
+    return float((a.double() - b.double()).abs().max()) / scale
+
+
+def measured(name: str, trials: int, rounds: int, records: Path, seed: int = 0) -> Gain:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    began = time.monotonic()
+    with torch.no_grad():
+        if case.tuned is not None:
+            first, second, kernels, trials = case.function, case.tuned, 1, case.trials
+        else:
+            first = compiled(case, records.with_name("nothing.jsonl"))
+            kernels, trials = tuned(case, first, records, trials, seed)
+            second = compiled(case, records)
+        error = difference(second(*case.inputs), first(*case.inputs))
+        took = time.monotonic() - began
+        calls = {"default": lambda: first(*case.inputs), "tuned": lambda: second(*case.inputs)}
+        times = interleaved(calls, rounds)
+    a, b = times["default"], times["tuned"]
+    interval = ratio_interval(a, b)
+    return Gain(name, kernels, trials, median(a), median(b), ratio(a, b), *interval, error, took)
+
+
+def table(gains: Sequence[Gain]) -> Table:
+    out = Table(title="default schedules and tuned ones", title_justify="left")
+    columns = ("kernel", "kernels", "trials", "default, ms", "tuned, ms", "gain", "95 % within")
+    for column in (*columns, "error", "tuning, s"):
+        out.add_column(column, justify="left" if column == "kernel" else "right")
+    for g in gains:
+        times = f"{g.default * 1e3:.3f}", f"{g.tuned * 1e3:.3f}"
+        spread = f"{g.low:.2f}–{g.high:.2f}"
+        counts = str(g.kernels), str(g.trials)
+        rest = f"{g.error:.1e}", f"{g.tuning:.0f}"
+        out.add_row(g.name, *counts, *times, f"{g.gain:.2f}", spread, *rest)
+    return out
+
+
+def mean(gains: Sequence[Gain]) -> float:
+    return exp(sum(log(g.gain) for g in gains) / len(gains))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("kernels", nargs="*", help="parts of names; all where none is given")
+    parser.add_argument("--trials", type=int, default=64, help="of each kernel, at most")
+    parser.add_argument("--rounds", type=int, default=21, help=f"at least {MIN_ROUNDS}")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--records", type=Path, help="keep what is found in this file")
+    parser.add_argument("--json", type=Path, help="write every number to this file")
+    options = parser.parse_args(arguments)
+    wanted = options.kernels or [""]
+    found = [name for name in CASES if any(part in name for part in wanted)]
+    if not found:
+        parser.error(f"no kernel has such a name; there are {', '.join(CASES)}")
+    pool.set_threads(options.threads)
+    torch.set_num_threads(options.threads)
+    console = Console()
+    if (why := busy()) is not None:
+        console.print(why)
+    gains: list[Gain] = []
+    with tempfile.TemporaryDirectory() as folder:
+        records = (options.records or Path(folder) / "records.jsonl").absolute()
+        for name in found:
+            gains.append(measured(name, options.trials, options.rounds, records, options.seed))
+            g = gains[-1]
+            console.print(f"{name}: {g.gain:.2f} in {g.tuning:.0f} s", highlight=False)
+            if options.json:
+                options.json.write_text(json.dumps([asdict(g) for g in gains], indent=1))
+    console.print(table(gains))
+    wrong = [g.name for g in gains if g.error > TOLERANCE]
+    least = min(gains, key=lambda g: g.gain)
+    console.print(
+        f"geometric mean {mean(gains):.2f} (bar: {MEAN}); "
+        f"the least is {least.gain:.2f} of {least.name} (bar: {LEAST})",
+        highlight=False,
+    )
+    if wrong:
+        console.print(f"results differ: {', '.join(wrong)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

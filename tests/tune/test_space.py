@@ -1,0 +1,258 @@
+"""Spaces of schedules: what each rule opens, and that every point is right."""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+
+import pytest
+
+from tests.kernel.fuzz import Judge
+from tests.kernel.random_groups import sample
+from tests.seeds import drawn
+from tilewright.base.errors import Invalid, Refused
+from tilewright.kernel.defaults.scheduler import Applied
+from tilewright.kernel.group import Group
+from tilewright.kernel.intrinsic import INTRINSICS
+from tilewright.kernel.nest import Loop, Store, start, walk
+from tilewright.kernel.step import Trace, apply, parse_trace, print_trace
+from tilewright.kernel.steps.cache_read import CacheRead
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.permute import Permute
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.text import parse_group
+from tilewright.targets import default, get
+from tilewright.tune.choose import Ranked
+from tilewright.tune.space.decision import Plain
+from tilewright.tune.space.draft import Draft
+from tilewright.tune.space.made import space_of
+from tilewright.tune.space.rules.instructions import open_instructions
+from tilewright.tune.space.rules.prefetches import open_prefetches
+from tilewright.tune.space.space import SKETCH, Point, Space, parse_space
+from tilewright.tune.space.tiling import partial_results, tilings
+
+PRODUCT = parse_group("""
+group product
+  in a: f32[30,40]
+  in b: f32[40,50]
+  out y: f32[30,50]
+  local t: f32[30,50]
+  t[t.i,t.j] add= a[t.i,t.k] * b[t.k,t.j] for t.i in 30, t.j in 50, t.k in 40 from 0.0
+  y[y.i,y.j] = t[y.i,y.j] for y.i in 30, y.j in 50
+""")
+TRANSPOSED = parse_group("""
+group transposed
+  in a: f32[21,34]
+  in b: f32[34,21]
+  out y: f32[21,34]
+  y[y.i,y.j] = a[y.i,y.j] + b[y.j,y.i] for y.i in 21, y.j in 34
+""")
+TWICE = parse_group("""
+group twice
+  in a: f32[20,33]
+  out y: f32[20,32]
+  local t: f32[20,33]
+  t[t.i,t.j] = a[t.i,t.j] * a[t.i,t.j] for t.i in 20, t.j in 33
+  y[y.i,y.j] = t[y.i,y.j] + t[y.i,y.j+1] for y.i in 20, y.j in 32
+""")
+IMAGE = parse_group("""
+group image
+  in a: f32[5,12,12]
+  in w: f32[5,3,3]
+  out y: f32[5,12,12]
+  local p: f32[5,14,14]
+  local t: f32[5,12,12]
+  p[p.c,p.i,p.j] = select({inside}, a[p.c,p.i-1,p.j-1], 0.0) for p.c in 5, p.i in 14, p.j in 14
+  t[t.c,t.i,t.j] add= p[t.c,t.i+t.r,t.j+t.s] * w[t.c,t.r,t.s] for {sums} from 0.0
+  y[y.c,y.i,y.j] = t[y.c,y.i,y.j] for y.c in 5, y.i in 12, y.j in 12
+""".format(
+    inside="#(p.i-1) >= 0 & #(p.i-1) < 12 & #(p.j-1) >= 0 & #(p.j-1) < 12",
+    sums="t.c in 5, t.i in 12, t.j in 12, t.r in 3, t.s in 3",
+))  # fmt: skip
+LONG = parse_group("""
+group long
+  in a: f32[2,40000]
+  out y: f32[2]
+  local t: f32[2]
+  t[t.i] add= a[t.i,t.r] for t.i in 2, t.r in 40000 from 0.0
+  y[y.i] = t[y.i] for y.i in 2
+""")
+
+
+@cache
+def made(group: Group) -> Space:
+    return space_of(group, default())
+
+
+def points(space: Space, group: Group, count: int, seed: int = 0) -> list[Point]:
+    rng, applied = Random(seed), Applied()
+    found = (space.draw(group, rng, applied=applied) for _ in range(count))
+    return [p for p in found if p is not None]
+
+
+def opened(space: Space, kind: type) -> set[str]:
+    """Decisions that arguments or conditions of steps of a kind depend on."""
+    steps = [s for s in space.steps if s.kind is kind]
+    return {n for s in steps for n in s.names if n != SKETCH}
+
+
+@pytest.mark.parametrize("group", [PRODUCT, TRANSPOSED, TWICE, IMAGE, LONG], ids=lambda g: g.name)
+def test_the_default_is_what_a_compile_has_without_tuning(group: Group) -> None:
+    space = made(group)
+    assert space.replay(group, {}).trace == Ranked().choose(group, default()).trace
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "named"),
+    [
+        (PRODUCT, Split, "size"),
+        (PRODUCT, Reorder, "order"),
+        (PRODUCT, ComputeAt, "place"),
+        (PRODUCT, Parallel, "grain"),
+        (PRODUCT, Parallel, "threads"),
+        (PRODUCT, Unroll, "unroll"),
+        (PRODUCT, CacheRead, "copy"),
+        (PRODUCT, Permute, "layout"),
+        (TRANSPOSED, CacheRead, "copy"),
+        (TWICE, ComputeInline, "keep"),
+        (TWICE, ComputeAt, "keep"),
+        (IMAGE, ComputeInline, "inline"),
+        (IMAGE, Fuse, "fused"),
+    ],
+    ids=lambda x: getattr(x, "name", None) or getattr(x, "__name__", x),
+)
+def test_what_rules_open(group: Group, kind: type, named: str) -> None:
+    """Some point has another value of such a decision, and other steps for it."""
+    space = made(group)
+    names = [n for n in opened(space, kind) if named in n]
+    assert names, f"nothing opens {kind.__name__}"
+    known = {space.replay(group, {}).trace}
+    for name in names:
+        given: dict[str, Plain] = {SKETCH: int(name[1 : name.index("_")])}
+        if named == "layout":  # of a copy, where there is one
+            copy = name.replace(named, "copy")
+            given[copy] = space.named[copy].values[-1]
+        for value in space.named[name].values:
+            found = space.legal(group, {**given, name: value})
+            if found is not None and found.trace not in known and kind in map(type, found.trace):
+                return
+    raise AssertionError(f"no value of {names} is legal and another schedule")
+
+
+PACKED = parse_group("""
+group packed
+  in b: f32[2,20,12] laid out by a0, a1 -> a1//12, a0, a1%12
+  in a: f32[12,20]
+  out y: f32[12,24]
+  local p: f32[20,24]
+  local t: f32[12,24]
+  p[p.k,p.j] = b[(p.j//12),p.k,(p.j%12)] for p.k in 20, p.j in 24
+  t[t.i,t.j] add= a[t.i,t.k] * p[t.k,t.j] for t.i in 12, t.j in 24, t.k in 20 from 0.0
+  y[y.i,y.j] = t[y.i,y.j] for y.i in 12, y.j in 24
+""")
+
+
+BY_INSTRUCTION = """
+ComputeInline('p')
+Split('y.i', 6)
+Split('y.j', 12)
+Reorder(('y.j.0', 'y.i.0', 'y.i.1', 'y.j.1'))
+ComputeAt('t', 'y.i.0')
+SetScope('t', 'register')
+Tensorize('t.i', 'arm64.fma')
+"""
+
+
+def test_all_instructions_that_fit_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    used, target = "arm64.fma", get("arm64")
+    monkeypatch.setitem(INTRINSICS, f"{used}.again", INTRINSICS[used])
+    draft = Draft.of(PACKED, target, parse_trace(BY_INSTRUCTION), Applied())
+    open_instructions(draft)
+    (d,) = draft.decisions
+    assert d.default == used and set(d.values) == {used, f"{used}.again"}
+
+
+def test_prefetches_may_be_left_out_or_come_earlier() -> None:
+    trace = parse_trace("Prefetch(buffer='a', loop='y.i', distance=1)")
+    draft = Draft.of(TRANSPOSED, default(), trace, Applied())
+    open_prefetches(draft)
+    space = draft.space()
+    found = {space.replay(TRANSPOSED, {d.name: v}).trace for d in space.decisions for v in d.values}
+    assert () in found and len(found) > 4
+
+
+def test_threads_may_share_one_long_sum() -> None:
+    (trace,) = partial_results(LONG, default(), Applied())
+    nest = apply(start(LONG), trace)
+    shared = [x for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "parallel"]
+    assert any(isinstance(s, RFactor) for s in trace)
+    assert shared and all(isinstance(x.extent, int) and x.extent > 2 for x in shared)
+
+
+def test_any_axis_may_have_the_lanes() -> None:
+    found = list(tilings(TRANSPOSED, default(), Applied()))
+    lanes = set()
+    for trace in found:
+        nest = apply(start(TRANSPOSED), trace)
+        paths = [p for s, p in walk(nest.body) if isinstance(s, Store)]
+        lanes |= {q.name.split(".")[1] for p in paths for q in p if q.kind == "lane"}
+    assert lanes == {"i", "j"}
+
+
+def test_a_space_comes_back_from_its_text() -> None:
+    for group in (PRODUCT, IMAGE):
+        space = made(group)
+        assert parse_space(str(space)) == space
+
+
+def test_bad_assignments_are_told() -> None:
+    space = made(TRANSPOSED)
+    with pytest.raises(Invalid, match="is no decision"):
+        space.replay(TRANSPOSED, {"nothing": 1})
+    with pytest.raises(Invalid, match="none of its values"):
+        space.replay(TRANSPOSED, {SKETCH: 99})
+
+
+def replayed(group: Group, trace: Trace) -> Trace:
+    """A trace by itself: without the space that it is from, through its text."""
+    text = print_trace(trace)
+    apply(start(group), parse_trace(text))
+    return parse_trace(text)
+
+
+@pytest.mark.parametrize("group", [PRODUCT, TRANSPOSED, TWICE, IMAGE], ids=lambda g: g.name)
+def test_points_are_right(group: Group) -> None:
+    judge = Judge(group, [{}])
+    judge.exact = False
+    space = made(group)
+    found = points(space, group, 12)
+    assert len(found) > 3
+    for p in found[:3]:
+        assert replayed(group, p.trace) == p.trace
+        assert space.replay(group, p.given).trace == p.trace
+        judge.native(p.nest)
+
+
+@pytest.mark.parametrize("seed", drawn(range(120), 12))
+def test_points_of_random_groups_are_right(seed: int) -> None:
+    """The interpreter says whether; steps that would change the result have refused."""
+    drawn_group = sample(seed)
+    group = drawn_group.group
+    judge = Judge(group, drawn_group.dims, seed)
+    space = made(group)
+    for p in points(space, group, 3, seed):
+        assert replayed(group, p.trace) == p.trace
+        judge.nest(p.nest)
+
+
+def test_a_refused_value_is_no_point() -> None:
+    space = parse_space("n = ordered(4, 0, default=4)\nSplit(loop='y.j', factor=n)")
+    with pytest.raises(Refused):
+        space.replay(PRODUCT, {"n": 0})
+    assert space.legal(PRODUCT, {"n": 0}) is None and space.legal(PRODUCT, {"n": 4}) is not None

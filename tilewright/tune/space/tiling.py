@@ -1,0 +1,108 @@
+"""Tiles of any group's results (kernel/defaults/result_tiles.py), one schedule for each axis that
+may have the lanes; and reductions that threads share. Which are worth measuring is the search's
+concern: where a step refuses, that schedule is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+
+from tilewright.base.errors import Refused
+from tilewright.graph.classify import guess
+from tilewright.ir.target import Target
+from tilewright.kernel.defaults.inlining import inline_maps
+from tilewright.kernel.defaults.result_tiles import tile_results
+from tilewright.kernel.defaults.rows import reduction_lanes
+from tilewright.kernel.defaults.scheduler import PIECE, Applied, Scheduler
+from tilewright.kernel.group import Group, Stage
+from tilewright.kernel.schedule import RULES
+from tilewright.kernel.step import Trace
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.split import Split
+
+# Axes that may have the lanes, from the innermost; others are further apart in memory.
+MOST_AXES = 2
+# Where threads share a reduction: pieces for each thread, and the fewest numbers of a result.
+PIECES = 4
+LONG = 64
+
+
+def tilings(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
+    """Schedules by tiles: with rows and without them, for each axis that may have the lanes."""
+    s, inner, host = _begun(group, target, applied)
+    if host is None:
+        return
+    wide = [k for k, p in enumerate(s.path(host.name)) if p.extent != 1][-MOST_AXES:]
+    for col, rows in product(reversed(wide), (True, False)):
+        others = [k for k in wide if k != col]
+        if rows and not others:
+            continue
+        s, inner, host = _begun(group, target, applied)
+        assert host is not None
+        try:
+            tile_results(s, inner, host, col, others[-1] if rows else None)
+        except Refused:
+            continue
+        yield tuple(s.trace)
+
+
+def _begun(
+    group: Group, target: Target, applied: Applied
+) -> tuple[Scheduler, list[Stage], Stage | None]:
+    """A group whose maps are inlined, its stages before the last result, and that one."""
+    s = Scheduler(group, target, RULES, applied=applied)
+    try:
+        stages = inline_maps(s)
+    except Refused:
+        return s, [], None
+    outs = [x for x in stages if group.buffer(x.name).scope == "out"]
+    if len(outs) != 1 or not s.path(outs[0].name) or any(x.ordered for x in stages):
+        return s, [], None
+    return s, [x for x in stages if x is not outs[0]], outs[0]
+
+
+def partial_results(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
+    """Where a reduction has few results, threads share it: each has results of its own part, which
+    are put together in the end."""
+    s, inner, host = _begun(group, target, applied)
+    if host is None:
+        return
+    long = [st for st in inner if st.is_reduce and _few_results(s, st)]
+    if not long:
+        return
+    try:
+        for st in long:
+            _in_parts(s, st)
+        for st in reversed(inner):
+            if st not in long:
+                s.attempt(ComputeAt(st.name, s.path(host.name)[0].name))
+    except Refused:
+        return
+    yield tuple(s.trace)
+
+
+def _few_results(s: Scheduler, st: Stage) -> bool:
+    data, red = s.axes(st.name)
+    results, steps = (prod(guess(p.extent) for p in x) for x in (data, red))
+    return LONG * results <= steps and results * steps >= 2 * PIECE
+
+
+def _in_parts(s: Scheduler, st: Stage) -> None:
+    red = s.reduced(st.name)
+    longest = max(red, key=lambda p: guess(p.extent))
+    pieces = PIECES * max(1, s.target.cores)
+    s.do(Split(longest.name, max(1, -(-guess(longest.extent) // pieces))))
+    part = f"{st.name}c"
+    s.do(RFactor(st.name, (f"{longest.name}.0",), part))
+    shared = f"{part}{longest.name.removeprefix(st.name)}.0"
+    for k in range(len(s.path(part))):  # threads share the results too, where there are several
+        top, *rest = (p.name for p in s.path(part))
+        if top == shared or not s.attempt(Fuse(top, rest[0], into := f"{part}.o{k}")):
+            break
+        shared = into if rest[0] == shared else shared
+    reduction_lanes(s, part)
+    s.attempt(Parallel(s.path(part)[0].name))
