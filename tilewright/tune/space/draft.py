@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
+from tilewright.kernel.axis import is_below
 from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.nest import Loop, Nest, Work, find, walk
 from tilewright.kernel.step import Step, Trace
@@ -119,7 +120,7 @@ class Draft:
         return {
             x.kind
             for x, _ in walk(self.last.body)
-            if isinstance(x, Loop) and (x.name == loop or x.name.startswith(f"{loop}."))
+            if isinstance(x, Loop) and (x.name == loop or is_below(x.name, loop))
         }
 
     def space(self) -> Space:

@@ -11,6 +11,7 @@ from math import prod
 from tilewright.base.errors import Refused
 from tilewright.graph.classify import guess
 from tilewright.ir.target import Target
+from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.result_tiles import tile_results
 from tilewright.kernel.defaults.rows import reduction_lanes
@@ -98,7 +99,7 @@ def _in_parts(s: Scheduler, st: Stage) -> None:
     s.do(Split(longest.name, max(1, -(-guess(longest.extent) // pieces))))
     part = f"{st.name}c"
     s.do(RFactor(st.name, (f"{longest.name}.0",), part))
-    shared = f"{part}{longest.name.removeprefix(st.name)}.0"
+    shared = f"{moved(longest.name, part)}.0"
     for k in range(len(s.path(part))):  # threads share the results too, where there are several
         top, *rest = (p.name for p in s.path(part))
         if top == shared or not s.attempt(Fuse(top, rest[0], into := f"{part}.o{k}")):

@@ -4,6 +4,7 @@ the loops around them."""
 from __future__ import annotations
 
 from tilewright.base.errors import Refused
+from tilewright.kernel.axis import is_below
 from tilewright.kernel.defaults.scheduler import cost, store_reads
 from tilewright.kernel.nest import Loop, Store, walk
 from tilewright.kernel.step import Step
@@ -52,7 +53,7 @@ def _mentions(item: Item, stage: str) -> bool:
     def of(x: object) -> bool:
         if isinstance(x, tuple):
             return any(map(of, x))
-        return isinstance(x, str) and (x == stage or x.startswith(f"{stage}."))
+        return isinstance(x, str) and (x == stage or is_below(x, stage))
 
     return any(of(x) for _, x in item.opened.arguments)
 
