@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -51,11 +51,17 @@ class Backwards:
         return None
 
 
+THREADS = 2  # whatever tests before left: records are for a number of threads
+
+
 @pytest.fixture
-def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TILEWRIGHT_RECORDS", str(tmp_path / "records.jsonl"))
-    return tmp_path / "records.jsonl"
+    before = pool.get_threads()
+    pool.set_threads(THREADS)
+    yield tmp_path / "records.jsonl"
+    pool.set_threads(before)
 
 
 @cache
@@ -180,15 +186,17 @@ def test_records_that_are_added_are_seen(records: Path) -> None:
 
 def test_a_second_process_has_the_same_schedules_and_measures_nothing(records: Path) -> None:
     found = tuned(records)
-    code = """
+    code = f"""
 import sys
+from tilewright.runtime import pool
+pool.set_threads({THREADS})
 import tilewright.tune.measuring.process as process
 from tests.tune.test_choose import product
 from tests.tune.test_recorded import traces
 from tilewright.driver.program.programs import compile_graph
 process.Measuring.measure = process.Process = None  # whatever measures fails
 for text, trace in traces(compile_graph(product())).items():
-    sys.stdout.write(f"{text}\\0{trace}\\0")
+    sys.stdout.write(text + "\\0" + trace + "\\0")
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
