@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,9 +163,9 @@ def test_what_is_equal_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph("g", (x, w, v), (ops.matmul(ops.matmul(x, w), v),))
     made: list[Classes] = []
 
-    def counted(classes: Classes, *given: object, **more: object) -> object:
+    def counted(classes: Classes, *given: Any, **more: Any) -> object:
         made.append(classes)
-        return saturate(classes, *given, **more)  # type: ignore[arg-type]
+        return saturate(classes, *given, **more)
 
     monkeypatch.setattr(searches, "_equal", {})
     monkeypatch.setattr(searches, "saturate", counted)

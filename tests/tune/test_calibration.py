@@ -202,8 +202,8 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> dict[int, Trace]:
     made: dict[int, Trace] = {}
     keep: list[Nest] = []
 
-    def schedule(*given: object) -> tuple[Trace, Nest]:
-        trace, nest = default_schedule(*given)  # type: ignore
+    def schedule(*given: Any) -> tuple[Trace, Nest]:
+        trace, nest = default_schedule(*given)
         made[id(nest)] = trace
         keep.append(nest)
         return trace, nest

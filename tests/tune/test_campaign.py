@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,7 +138,7 @@ def test_one_kernel_that_cannot_be_tuned_is_told_and_left_out(tmp_path: Path) ->
 
 
 def test_a_search_that_refuses_a_space_is_told(tmp_path: Path) -> None:
-    def search() -> object:
+    def search() -> Any:
         class Refuses:
             name = "refuses"
 
@@ -147,7 +148,7 @@ def test_a_search_that_refuses_a_space_is_told(tmp_path: Path) -> None:
         return Refuses()
 
     by = (Fake(default()), search, Analytic(), 0)
-    tasks = tasks_of([(GROUPS[0], 1, "k")], default(), *by)  # type: ignore[arg-type]
+    tasks = tasks_of([(GROUPS[0], 1, "k")], default(), *by)
     finished(Campaign(tasks, Records(tmp_path / "r"), 16))
     assert tasks[0].problem == "this space is too large"
 
@@ -195,9 +196,9 @@ def test_mistakes_are_kept_as_reproducers_and_never_as_records(
     r = load_reproducer(kept["wrong"])
     assert (r.group, r.trace, r.difference, r.seed) == (GROUP, split(WRONG), 0.25, 0)
     assert r.target == default().machine_key() and "the error is 0.25" in r.why
-    found = r.again(harmed.measuring)  # type: ignore[arg-type]
+    found = r.again(harmed.measuring)
     assert (found.fault, found.difference) == ("wrong", 0.25)
-    assert replace(r, trace=split(12)).again(harmed.measuring).seconds  # type: ignore[arg-type]
+    assert replace(r, trace=split(12)).again(harmed.measuring).seconds
     faulty = [x for x in Records.load(path).records if x.fault]
     assert {x.fault for x in faulty} == {"crashed", "wrong"}
     assert all(x.kind == "trial" and x.seconds is None for x in faulty)

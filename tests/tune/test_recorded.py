@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,10 +143,10 @@ def test_records_outlive_other_estimates_of_the_machine(records: Path) -> None:
 @pytest.mark.parametrize(
     "other", [{"target": "another"}, {"threads": 99}, {"kind": "trial"}, {"seconds": 1.0}]
 )
-def test_records_for_something_else_are_not_used(records: Path, other: dict[str, object]) -> None:
+def test_records_for_something_else_are_not_used(records: Path, other: dict[str, Any]) -> None:
     before = traces(compile_graph(product()))
     rows = list(tuned(records).values())
-    rewrite(records, [replace(r, **other) for r in rows])  # type: ignore[arg-type]
+    rewrite(records, [replace(r, **other) for r in rows])
     assert traces(compile_graph(product())) == before
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tilewright.base.errors import Invalid
 from tilewright.tune.measure import SEED
-from tilewright.tune.measuring.process import Measuring
+from tilewright.tune.measuring.measurer import Measurer
 from tilewright.tune.measuring.race import Verdict
 
 # The faults that are the compiler's.
@@ -44,7 +44,7 @@ class Reproducer:
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
         return path
 
-    def again(self, measuring: Measuring) -> Verdict:
+    def again(self, measuring: Measurer) -> Verdict:
         """What becomes of it now."""
         usual, found = measuring.measure(self.group, [self.usual, self.trace])
         return usual if usual.fault else found

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -60,15 +61,20 @@ def tuned(
     path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fake: Fake | None = None,
-    **options: object,
+    **options: Any,
 ) -> tuple[int, str]:
     """What the command returns and tells."""
     fake = fake or Fake(default())
     monkeypatch.setattr(fleet, "Measuring", lambda target, threads: fake)
     out = io.StringIO()
-    given = {"trials": 16, "minutes": 1.0, "search": "random", "model": "analytic"} | options
+    given: dict[str, Any] = {
+        "trials": 16,
+        "minutes": 1.0,
+        "search": "random",
+        "model": "analytic",
+    } | options
     console = Console(file=out, width=80)
-    return tune.tune(kernels(), default(), console, records=path, **given), out.getvalue()  # type: ignore[arg-type]
+    return tune.tune(kernels(), default(), console, records=path, **given), out.getvalue()
 
 
 def test_tuning_and_again(

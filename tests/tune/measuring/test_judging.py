@@ -8,7 +8,7 @@ import pytest
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.random_groups import arrays
 from tilewright.base.errors import Unsupported
-from tilewright.ir.types import bf16, f16, f32, i32
+from tilewright.ir.types import DType, bf16, f16, f32, i32
 from tilewright.kernel.doubled import doubled
 from tilewright.kernel.interpret import run_group
 from tilewright.kernel.nest import start
@@ -19,7 +19,7 @@ from tilewright.tune.measure import Arguments, places
 from tilewright.tune.measuring.judging import Judge, in_double, terms
 
 
-def found(x: float, usual: float, exact: float | None, terms: int = 1, dtype=f32) -> bool:  # type: ignore
+def found(x: float, usual: float, exact: float | None, terms: int = 1, dtype: DType = f32) -> bool:
     """Is x right?"""
     numbers = [np.array([v, 1.0]) for v in (x, usual)]
     judge = Judge([numbers[1]], [dtype], None if exact is None else [np.array([exact, 1.0])], terms)
@@ -42,7 +42,7 @@ def test_longer_sums_may_be_further_off() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "unit"), [(f32, 2.0**-23), (f16, 2.0**-10), (bf16, 2.0**-7)])
-def test_units_are_those_of_the_dtype(dtype: object, unit: float) -> None:
+def test_units_are_those_of_the_dtype(dtype: DType, unit: float) -> None:
     assert found(1 + 4 * unit, 1.0, 1.0, dtype=dtype)
     assert not found(1 + 12 * unit, 1.0, 1.0, dtype=dtype)
 
