@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tests.tune.test_space import PRODUCT, TRANSPOSED, made
+from tests.tune.space.test_made import PRODUCT, TRANSPOSED, made
 from tilewright.base.errors import Invalid
 from tilewright.kernel.group import Group
 from tilewright.kernel.step import Trace
