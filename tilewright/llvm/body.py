@@ -101,6 +101,8 @@ class Body:
 
     def block(self, body: tuple[Stmt, ...]) -> None:
         waiting: list[Prefetch] = []  # those right before the statement
+        own = [s.buffer for s in body if isinstance(s, Alloc)]
+        around = {x: self.addresses.base[x] for x in own if x in self.addresses.base}
         for s in body:
             if isinstance(s, Prefetch):
                 waiting.append(s)
@@ -114,7 +116,10 @@ class Body:
             else:
                 self.statement(s)
         self._prefetches(waiting)
-        self.machine.release([s.buffer for s in body if isinstance(s, Alloc)])
+        self.machine.release(own)
+        if around:  # memory of the same names, which is meant again from here on
+            self.addresses.base |= around
+            self.context.renew(frozenset(around))
 
     def allocate(self, name: str) -> None:
         self.machine.allocate(name)

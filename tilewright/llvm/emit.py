@@ -139,7 +139,7 @@ class _Processor:
     """How a processor runs a function of a kernel."""
 
     def __init__(self, body: Body) -> None:
-        self.body, self.freed = body, set[str]()
+        self.body, self.taken = body, set[str]()  # addresses on the heap
 
     def allocate(self, name: str) -> None:
         body, w = self.body, self.body.writer
@@ -154,17 +154,19 @@ class _Processor:
         else:
             total = w.put(f"mul i64 {body.indices.dim(b.size)}, {b.dtype.bytes}")
             total = w.put(f"add i64 {total}, 64")
-            body.addresses.base[name] = (w.put(f"call ptr @malloc(i64 {total})"), w.depth)
-            self.freed.add(name)
+            address = w.put(f"call ptr @malloc(i64 {total})")
+            body.addresses.base[name] = (address, w.depth)
+            self.taken.add(address)
 
     def before(self, s: Stmt) -> None:
         """Nothing: a processor's threads see what they stored."""
 
     def release(self, names: list[str]) -> None:
         for name in names:
-            if name in self.freed:
-                self.body.writer.line(f"call void @free(ptr {self.body.addresses.base[name][0]})")
-                self.freed.discard(name)
+            address = self.body.addresses.base.get(name, ("", 0))[0]
+            if address in self.taken:
+                self.body.writer.line(f"call void @free(ptr {address})")
+                self.taken.discard(address)
 
     def parallel(self, s: Loop) -> None:
         raise Unsupported(f"parallel loop {s.name} is not outermost")
