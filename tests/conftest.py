@@ -21,10 +21,7 @@ sys.dont_write_bytecode = False
 # More processes than this would spend their time on importing torch.
 MOST_WORKERS = 8
 # Tests of ten seconds and more start first, so that no worker is left alone with one at the end.
-LONG = (
-    "tests/test_quality.py::test_clean[pyrefly]",
-    "tests/suites/test_opinfo.py::test_slice",
-)
+LONG = ("tests/suites/test_opinfo.py::test_slice",)
 
 
 @pytest.hookimpl(tryfirst=True)

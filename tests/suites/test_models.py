@@ -24,6 +24,8 @@ ALIKE = {
     "clip": "bert and vit",
     "whisper_encoder": "bert behind convolutions",
     "vit": "bert behind a convolution",
+    "swin": "vit, with windows that are shifted",
+    "t5": "bert and llama, with biases for relative positions",
     "resnet50_b64": "resnet50",
     "bert_b32": "bert",
     "vit_b8": "vit",

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 import tilewright as tw
 from tests.tune.gain_kernels import Case
-from tests.tune.gains import TOLERANCE, compiled, tuned
+from tests.tune.gains import TOLERANCE, compiled, named, tuned
 from tests.tune.tvm_workloads import TINY, WORKLOADS, Workload
 from tilewright import targets
 from tilewright.bench.measure import busy, repeats_of, seconds, take_turns
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write every number to this file")
     options = parser.parse_args(arguments)
     names = [n for n in WORKLOADS if not options.workloads and n not in TINY]
-    names += [n for n in WORKLOADS if any(part in n for part in options.workloads)]
+    names += named(options.workloads, WORKLOADS)
     if not names:
         parser.error(f"no workload has such a name; there are {', '.join(WORKLOADS)}")
     pool.set_threads(options.threads)

@@ -17,7 +17,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from math import exp, log
@@ -77,6 +77,12 @@ def tuned(case: Case, first: Function, records: Path, trials: int, seed: int) ->
     return len(kernels), trials
 
 
+def named(wanted: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Those whose names are wanted, or have a wanted part where no name is it as a whole."""
+    names = list(names)
+    return [n for n in names if any(n == w or (w not in names and w in n) for w in wanted)]
+
+
 def difference(a: object, b: object) -> float:
     """Of the results, relative to the largest; 1 where whole numbers differ."""
     assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
@@ -134,8 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--records", type=Path, help="keep what is found in this file")
     parser.add_argument("--json", type=Path, help="write every number to this file")
     options = parser.parse_args(arguments)
-    wanted = options.kernels or [""]
-    found = [name for name in CASES if any(part in name for part in wanted)]
+    found = named(options.kernels or [""], CASES)
     if not found:
         parser.error(f"no kernel has such a name; there are {', '.join(CASES)}")
     pool.set_threads(options.threads)
