@@ -3,6 +3,7 @@
     python -m tests.tune.gains                                  # all kernels, 64 trials each
     python -m tests.tune.gains pool sum --trials 16             # some, by parts of their names
     python -m tests.tune.gains --records r.jsonl --json g.json  # goes on from what is known
+    python -m tests.tune.gains --models --minutes 10            # the benchmark's models
 
 Each program is compiled, its kernels are tuned, and it is compiled again with what was found. Both
 take turns afterwards; the table has the ratio of the medians with the interval that holds it with
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -33,7 +35,9 @@ import tilewright as tw
 from tests.tune.gain_kernels import CASES, Case, Function
 from tilewright import targets
 from tilewright.base import knobs
+from tilewright.bench.catalog import MODELS
 from tilewright.bench.measure import MIN_ROUNDS, busy, interleaved, ratio, ratio_interval
+from tilewright.bench.models import BUILDERS, build
 from tilewright.driver.looking.tune import tune
 from tilewright.runtime import pool
 
@@ -64,7 +68,17 @@ def compiled(case: Case, records: Path) -> Function:
         return tw.compile(case.function, *case.inputs, strict=True)
 
 
-def tuned(case: Case, first: Function, records: Path, trials: int, seed: int) -> tuple[int, int]:
+def model(name: str) -> Case:
+    example = build(name, tiny=False)
+    return Case(example.module, example.inputs)
+
+
+MODEL_CASES = {c.name: partial(model, c.name) for c in MODELS if c.listed and c.name in BUILDERS}
+
+
+def tuned(
+    case: Case, first: Function, records: Path, trials: int, seed: int, minutes: float = 60.0
+) -> tuple[int, int]:
     """Tunes the kernels of a program; how many there are, and how many trials each had at most."""
     programs = tw.explain(first).programs
     kernels = [k for p in programs for k in p.kernels[p.once :]]
@@ -72,7 +86,7 @@ def tuned(case: Case, first: Function, records: Path, trials: int, seed: int) ->
     with redirect_stdout(io.StringIO()):
         tune(
             kernels, targets.default(), told,
-            trials=trials, minutes=60.0, seed=seed, records=records,
+            trials=trials, minutes=minutes, seed=seed, records=records,
         )  # fmt: skip
     return len(kernels), trials
 
@@ -85,6 +99,8 @@ def named(wanted: Sequence[str], names: Iterable[str]) -> list[str]:
 
 def difference(a: object, b: object) -> float:
     """Of the results, relative to the largest; 1 where whole numbers differ."""
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return max(map(difference, a, b))
     assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if not a.is_floating_point():
         return float(not torch.equal(a, b))
@@ -92,16 +108,16 @@ def difference(a: object, b: object) -> float:
     return float((a.double() - b.double()).abs().max()) / scale
 
 
-def measured(name: str, trials: int, rounds: int, records: Path, seed: int = 0) -> Gain:
-    torch.manual_seed(0)
-    case = CASES[name]()
+def measured(
+    name: str, case: Case, trials: int, rounds: int, records: Path, seed: int, minutes: float
+) -> Gain:
     began = time.monotonic()
     with torch.no_grad():
         if case.tuned is not None:
             first, second, kernels, trials = case.function, case.tuned, 1, case.trials
         else:
             first = compiled(case, records.with_name("nothing.jsonl"))
-            kernels, trials = tuned(case, first, records, trials, seed)
+            kernels, trials = tuned(case, first, records, trials, seed, minutes)
             second = compiled(case, records)
         error = difference(second(*case.inputs), first(*case.inputs))
         took = time.monotonic() - began
@@ -132,7 +148,9 @@ def mean(gains: Sequence[Gain]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("kernels", nargs="*", help="parts of names; all where none is given")
+    parser.add_argument("kernels", nargs="*", help="names or parts; all where none is given")
+    parser.add_argument("--models", action="store_true", help="the benchmark's models instead")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of each, at most")
     parser.add_argument("--trials", type=int, default=64, help="of each kernel, at most")
     parser.add_argument("--rounds", type=int, default=21, help=f"at least {MIN_ROUNDS}")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -140,9 +158,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--records", type=Path, help="keep what is found in this file")
     parser.add_argument("--json", type=Path, help="write every number to this file")
     options = parser.parse_args(arguments)
-    found = named(options.kernels or [""], CASES)
+    cases = MODEL_CASES if options.models else CASES
+    found = named(options.kernels or [""], cases)
     if not found:
-        parser.error(f"no kernel has such a name; there are {', '.join(CASES)}")
+        parser.error(f"there is no such name; there are {', '.join(cases)}")
     pool.set_threads(options.threads)
     torch.set_num_threads(options.threads)
     console = Console()
@@ -152,7 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         records = (options.records or Path(folder) / "records.jsonl").absolute()
         for name in found:
-            gains.append(measured(name, options.trials, options.rounds, records, options.seed))
+            torch.manual_seed(0)
+            how = options.trials, options.rounds, records, options.seed, options.minutes
+            gains.append(measured(name, cases[name](), *how))
             g = gains[-1]
             console.print(f"{name}: {g.gain:.2f} in {g.tuning:.0f} s", highlight=False)
             if options.json:
