@@ -25,6 +25,8 @@ Block = Union[int, str, tuple[Any, Any], "Times", "Made"]
 Kind = tuple[Block, ...]  # of a tensor: a block for each axis
 # What strides divide, of which marks leave 1.
 STRIDES = 840
+# As wide as any window.
+WIDE = 64
 
 
 class Typed(Protocol):
@@ -146,15 +148,17 @@ class Marks(Sizes):
         return tuple(out)
 
     def _needed(self, by: Typed, kinds: tuple[Kind, ...], axis: int, d: int) -> tuple[Kind, ...]:
-        """The kinds with 1 for names that the size does not depend on: it is that of other operands
-        too, which may have others."""
+        """The kinds with a number for names that the size does not depend on: it is that of other
+        operands too, which may have others. Some operators want more than one element."""
         for name in sorted({n for k in kinds for b in k for n in names(b)}):
-            tried = tuple(tuple(renamed(b, {name: 1}) for b in k) for k in kinds)
-            try:
-                if by.type(self, tried).shape[axis] == d:
-                    kinds = tried
-            except (Invalid, ValueError):
-                continue
+            for number in (1, WIDE):
+                tried = tuple(tuple(renamed(b, {name: number}) for b in k) for k in kinds)
+                try:
+                    if by.type(self, tried).shape[axis] == d:
+                        kinds = tried
+                        break
+                except (Invalid, ValueError):
+                    continue
         return kinds
 
 

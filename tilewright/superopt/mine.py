@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.ir.pattern import Rule
 from tilewright.superopt.connect import Edges, Nodes, Parts
 from tilewright.superopt.enumerate import Space
-from tilewright.superopt.generalise import generalised
+from tilewright.superopt.generalise import generalised, has_proof
 from tilewright.superopt.records import Record, proved
 from tilewright.superopt.shorten import Progress, order, shortened
 from tilewright.superopt.terms import Equality, Tree, Trees
@@ -64,7 +64,7 @@ class Reduced:
             a, b = batch[e]
             if self._follows(a, b, new):
                 continue
-            self.tried[e] = e.has_proof()
+            self.tried[e] = has_proof(e)
             if self.tried[e]:
                 new.append(generalised(e))
                 edges.append(_edge(a, b))
