@@ -25,6 +25,7 @@ from tilewright.ir.types import TupleType
 from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.superopt.blocks import Block, Kind, Made, Sizes, Times
 from tilewright.superopt.blocks import names as names_of
+from tilewright.superopt.points import refuted
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, as_node, kind_of, leaves
 from tilewright.superopt.vocabulary import Bound, Instance, Reshaped
 
@@ -295,7 +296,9 @@ def at_kinds(e: Equality, kinds: tuple[Kind, ...], settings: Settings = ()) -> E
     try:
         made = Equality(*(_over(side, table, others, sizes) for side in (e.left, e.right)))
         left, right = made.nodes(sizes)
-        return made if left.type == right.type and made.is_proved() else None
+        if left.type != right.type or refuted(made):
+            return None
+        return made if made.is_proved() else None
     except Invalid:
         return None
 
