@@ -15,7 +15,7 @@ from functools import cache
 from math import isfinite
 from typing import Any
 
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Item, Node, item, node, topological
@@ -290,7 +290,7 @@ def _built(t: Tree, bound: dict[str, Node], sizes: Sizes) -> Node:
 @cache
 def at_kinds(e: Equality, kinds: tuple[Kind, ...], settings: Settings = ()) -> Equality | None:
     """The equality over leaves of these kinds, with other settings; None where it has no meaning
-    then, or is not proved."""
+    then, or is not proved, as where it is too large for a normal form."""
     table = {x: replace(x, kind=k) for x, k in zip(e.leaves, kinds, strict=True)}
     others, sizes = dict(settings), Sizes.symbolic(sorted({b for k in kinds for b in named(k)}))
     try:
@@ -299,7 +299,7 @@ def at_kinds(e: Equality, kinds: tuple[Kind, ...], settings: Settings = ()) -> E
         if left.type != right.type or refuted(made):
             return None
         return made if made.is_proved() else None
-    except Invalid:
+    except (Invalid, Unsupported):
         return None
 
 

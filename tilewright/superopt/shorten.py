@@ -16,12 +16,14 @@ from tilewright.superopt.blocks import Sizes
 from tilewright.superopt.classes import Classes
 from tilewright.superopt.pieces import substituted
 from tilewright.superopt.saturate import Budget, saturate
-from tilewright.superopt.terms import Equality, occurrences
+from tilewright.superopt.terms import Equality, Leaf, Tree, occurrences
 
 # Sizes of axes, all different; two of them add up to none of the others.
 PRIMES = (11, 13, 17, 19, 23, 29, 37, 41, 43, 53, 59, 61, 67, 71, 73, 79)
-# What most that follows needs, and what is asked of the few that are left.
-FEW, MANY = (Budget(seconds=600.0, members=n, rounds=r) for n, r in ((300, 3), (2000, 6)))
+# One step; what most that follows needs; and what is asked of the few that are left.
+ONE, FEW, MANY = (
+    Budget(seconds=600.0, members=n, rounds=r) for n, r in ((300, 1), (300, 3), (2000, 6))
+)
 
 Progress = Callable[[Iterable[Equality], str], Iterable[Equality]]
 
@@ -72,10 +74,28 @@ def _derived(e: Equality, rules: Sequence[Rule], budget: Budget) -> set[str] | N
     """The names of rules that lead from one side to the other; None where they do not."""
     left, right = _sides(e)
     classes = Classes((left, right))
-    saturate(classes, (*_swaps(), *rules), budget)
-    if classes.leader(left) is not classes.leader(right):
+
+    def equal(classes: Classes) -> bool:
+        return classes.leader(left) is classes.leader(right)
+
+    saturate(classes, (*_swaps(), *rules), budget, enough=equal)
+    if not equal(classes):
         return None
     return {step.rule for step in classes.why([(left, right)])}
+
+
+@cache
+def _laws(e: Equality) -> frozenset[str]:
+    """Both sides as operators alone, without attributes and leaves."""
+    return frozenset(map(_operators, (e.left, e.right)))
+
+
+def _operators(t: Tree) -> str:
+    if isinstance(t, Leaf):
+        return "."
+    parts = map(_operators, t.operands)
+    listed = ",".join(sorted(parts) if t.instance.commutative else parts)
+    return f"{t.instance.name}({listed})"
 
 
 @cache
@@ -115,8 +135,12 @@ def shortened(
     by: dict[Equality, list[Equality]] = {}  # from which one that is left out follows
 
     def left_out(e: Equality, budget: Budget) -> bool:
-        others = (r for x in kept if x is not e for r in rules[x])
-        names = _derived(e, (*known, *others), budget)
+        others = [x for x in kept if x is not e]
+        # Most that follows is the same law with other settings, which one step finds.
+        alike = [r for x in others if _laws(x) == _laws(e) for r in rules[x]]
+        names = _derived(e, alike, ONE) if alike else None
+        if names is None:
+            names = _derived(e, (*known, *(r for x in others for r in rules[x])), budget)
         if names is not None:
             by[e] = [of[x] for x in names if x in of]
         return names is not None
