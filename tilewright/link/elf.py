@@ -226,9 +226,7 @@ def _libraries(needs: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], dict
     libraries: dict[str, str] = {}
     versions: dict[str, str] = {}
     for library, names in needs.items():
-        require(
-            not isinstance(names, str), f"{library}: a list of names is needed, not {names!r}"
-        )
+        require(not isinstance(names, str), f"{library}: a list of names is needed, not {names!r}")
         for name in names:
             plain, _, version = name.partition("@")
             require(plain, f"{library}: {name!r} is no name")

@@ -263,6 +263,10 @@ class _Reader:
             symbol = info >> shift
             if symbol >= count:
                 raise ValueError(f"{section} refers to symbol {symbol} of {count}")
+            if offset > section.size:
+                raise ValueError(
+                    f"{section} has {section.size} bytes, and a relocation at {offset}"
+                )
             add((offset, info & mask, symbol, addend[0] if explicit else 0))
 
     def group(self, index: int) -> tuple[str, list[Section]]:
@@ -328,6 +332,8 @@ def _as_array(section: Section, machine: Machine) -> None:
         return
     word, size = machine.word, section.size
     require(size % word == 0, f"{section} is damaged: {size} bytes are no table of functions")
+    whole = all(r[0] % word == 0 and r[0] < size for r in section.relocations)
+    require(whole, f"{section} is damaged: a relocation in the middle of a word")
     words = [section.data[k : k + word] for k in range(0, size, word)]
     section.data = b"".join(reversed(words))
     section.relocations = [

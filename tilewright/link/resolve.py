@@ -165,4 +165,3 @@ def _check_missing(missing: Mapping[str, str]) -> None:
             f"nobody defines {', '.join(names)}{more}",
             hint="pass the object that does, or name the library that has it in `needs`",
         )
-
