@@ -116,7 +116,7 @@ def called(
     and unloads, in this process only."""
     if machine.native:
         for _ in range(repeat - 1):
-            _closed(ctypes.CDLL(os.fspath(path)))
+            closed(ctypes.CDLL(os.fspath(path)))
         library = ctypes.CDLL(os.fspath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
         try:
             found = []
@@ -126,11 +126,12 @@ def called(
                 found.append(function(argument))
             return found
         finally:
-            _closed(library)
+            closed(library)
     return _emulated(machine, path, calls)
 
 
-def _closed(library: ctypes.CDLL) -> None:
+def closed(library: ctypes.CDLL) -> None:
+    """Unloads it."""
     close = ctypes.CDLL(None).dlclose
     close.argtypes = [ctypes.c_void_p]
     close(library._handle)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.link.machines import LIBC, MACHINES, RELAXED, Machine, called, native
+from tests.link.machines import LIBC, MACHINES, RELAXED, Machine, called, closed, native
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.link.elf import shared_object, write_shared_object
 
@@ -29,6 +29,7 @@ PROGRAM = """
 @shared = common global [9 x i32] zeroinitializer, align 32
 @inner = global ptr getelementptr (i8, ptr @shared, i32 8)
 @where = global ptr @inner
+$once = comdat any
 @wide = internal constant [4 x i32] [i32 11, i32 22, i32 33, i32 44], align 256
 @maybe = extern_weak global i32
 @llvm.global_ctors = appending global [2 x { i32, ptr, ptr }] [
@@ -110,6 +111,14 @@ define i32 @other(i32 %x) {
   %r = call i32 @elsewhere(i32 %x)
   ret i32 %r
 }
+define linkonce_odr i32 @once(i32 %x) noinline comdat {
+  %r = mul i32 %x, 3
+  ret i32 %r
+}
+define i32 @same(i32 %x) {
+  %r = call i32 @once(i32 %x)
+  ret i32 %r
+}
 define i32 @switched(i32 %k) {
   switch i32 %k, label %d [ i32 0, label %a
     i32 1, label %b
@@ -135,6 +144,7 @@ d:
 """
 # Another object: a weak definition that loses, a copy of a function that others have too.
 OTHER = """
+$once = comdat any
 @shared = common global [20 x i32] zeroinitializer, align 64
 @inner = weak global ptr null
 define i32 @elsewhere(i32 %x) {
@@ -144,7 +154,7 @@ define i32 @elsewhere(i32 %x) {
   %r = add i32 %a, %b
   ret i32 %r
 }
-define linkonce_odr i32 @once(i32 %x) noinline {
+define linkonce_odr i32 @once(i32 %x) noinline comdat {
   %r = mul i32 %x, 3
   ret i32 %r
 }
@@ -167,6 +177,7 @@ CALLS = {
     ("copied", 1234567): 1234567,
     ("missing", 0): 1,
     ("other", 5): 15,
+    ("same", -7): -21,
     ("switched", 0): 40,
     ("switched", 1): 77,
     ("switched", 2): 3,
@@ -314,7 +325,8 @@ define i32 @f(i32 %x) {
   ret i32 %r
 }"""
     )
-    version = {"x86-64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17"}[machine.target.name]
+    version = {"x86-64": "2.2.5", "aarch64": "2.17", "riscv64": "2.27", "armv7": "2.4"}
+    version = f"GLIBC_{version[machine.target.name]}"
     for k, wanted in enumerate((version, "GLIBC_9.99")):
         path = tmp_path / f"version{k}.so"
         needs = {"libc.so.6": [f"toupper@{wanted}"]}
@@ -357,6 +369,36 @@ def test_data_is_mapped_and_found_by_name(machine: Machine, tmp_path: Path) -> N
     assert called(machine, path, [("weight", 1), ("weight", 3)]) == [-6, 8]
 
 
+def test_functions_run_when_it_is_unloaded(tmp_path: Path) -> None:
+    text = """
+@place = internal global ptr null
+@llvm.global_dtors = appending global [2 x { i32, ptr, ptr }] [
+  { i32, ptr, ptr } { i32 65535, ptr @first, ptr null },
+  { i32, ptr, ptr } { i32 200, ptr @last, ptr null }]
+define internal void @first() {
+  %p = load ptr, ptr @place
+  store i32 5, ptr %p
+  ret void
+}
+define internal void @last() {
+  %p = load ptr, ptr @place
+  %v = load i32, ptr %p
+  %w = mul i32 %v, 7
+  store i32 %w, ptr %p
+  ret void
+}
+define void @tell(ptr %p) {
+  store ptr %p, ptr @place
+  ret void
+}"""
+    path = tmp_path / "last.so"
+    path.write_bytes(shared_object([native().compiled(text)], ["tell"], name="last.so"))
+    library, told = ctypes.CDLL(os.fspath(path)), ctypes.c_int32(0)
+    library.tell(ctypes.byref(told))
+    closed(library)
+    assert told.value == 35
+
+
 def test_only_libc_is_in_the_process(tmp_path: Path) -> None:
     """Libraries of which nothing is used are not asked for."""
     machine = native()
@@ -392,6 +434,17 @@ def test_definitions_clash() -> None:
     )
     clash = refused([code], ["same"], data={"same": b"abc"})
     assert "same is defined by the data that is added and by object 1 of 1" in clash.what
+
+
+def test_data_that_no_address_reaches_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sparse.bin"
+    with file.open("wb") as empty:
+        empty.truncate(3 << 30)
+    error = refused([MACHINES["armv7"].compiled(WEIGHTS)], ["weight"], data={"weights": file})
+    assert "more memory than ARM has addresses" in error.what
+    code = MACHINES["armv7"].compiled(WEIGHTS)
+    missing = refused([code], ["weight"], data={"weights": tmp_path / "none"})
+    assert "weights: there is no file" in missing.what
 
 
 def test_exports_have_to_exist() -> None:

@@ -8,9 +8,11 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.generators import checked
 from tests.link.machines import MACHINES, RELAXED, Machine, called, native
 from tests.link.random_programs import random_program
 from tests.link.test_elf import EXPORTS, LIBC, objects_of
@@ -28,6 +30,14 @@ def check(machine: Machine, seed: int, folder: Path) -> None:
     path = folder / f"{machine.target.name}-{seed}.so"
     path.write_bytes(shared_object(objects, program.exports, name=path.name))
     assert called(machine, path, program.calls) == program.expected, f"seed {seed}"
+
+
+def check_seed(seed: int) -> None:
+    with TemporaryDirectory() as folder:
+        check(native(), seed, Path(folder))
+
+
+GENERATOR = checked("linking", check_seed)
 
 
 @pytest.mark.parametrize("seed", drawn(range(400), 60))

@@ -227,7 +227,8 @@ class _Reader:
 
     def symbol(self, name: str, info: int, number: int, value: int, size: int) -> Symbol:
         binding, kind = info >> 4, info & 15
-        self.want(binding in _BINDINGS, f"symbol {name} has binding {binding}")
+        if binding not in _BINDINGS:
+            raise ValueError(f"symbol {name} has binding {binding}")
         found = Symbol(name, self.name, binding, kind, None, value, size)
         found.problem = _UNSUPPORTED_TYPES.get(kind, "")
         if number == _COMMON:
@@ -241,8 +242,8 @@ class _Reader:
             found.absolute, found.problem = True, "a number, not a place,"
         elif number != _UNDEFINED:
             found.section = self.sections[number]
-            within = value <= found.section.size
-            self.want(within, f"symbol {name} lies beyond its section {found.section.name}")
+            if value > found.section.size:
+                raise ValueError(f"symbol {name} lies beyond its section {found.section.name}")
         return found
 
     def read_relocations(self, header: tuple[int, ...]) -> None:

@@ -146,7 +146,9 @@ def _reached(
     for root in roots:
         if root.problem:
             raise Unsupported(f"{root} is {root.problem} which cannot be exported")
-        if root.section is not None and root.section.part != "dropped":
+        if root.section is not None:
+            loaded = root.section.part != "dropped"
+            require(loaded, f"{root} is to be exported, but {root.section} is not loaded")
             reach(root.section)
     while waiting:
         section = waiting.pop()
