@@ -218,6 +218,34 @@ def test_without_the_extra_the_analytic_model_stands_in(monkeypatch: pytest.Monk
 
 
 @needs_lightgbm
+def test_a_library_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> None:
+        raise OSError("libgomp.so.1: cannot open shared object file")
+
+    told: list[str] = []
+    learned.broken.cache_clear()
+    monkeypatch.setattr(learned, "import_module", fails)
+    try:
+        assert model_for("auto", TARGET, told.append).name == "analytic"
+        assert "libgomp1" in told[0] and "stands in" in told[0]
+        with pytest.raises(Invalid, match="LightGBM cannot be loaded"):
+            model_for("learned", TARGET, told.append)
+    finally:
+        learned.broken.cache_clear()
+
+
+SHIPPED = sorted(models.PRETRAINED.glob("*.txt"))
+
+
+@needs_lightgbm
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
+def test_shipped_models_are_of_these_features_and_small(path: Path) -> None:
+    told: list[str] = []
+    assert trees_of(path, told.append) is not None, told
+    assert path.stat().st_size <= 2_000_000
+
+
+@needs_lightgbm
 def test_models_ship_and_are_kept_by_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

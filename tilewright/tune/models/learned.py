@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from math import log2
 from pathlib import Path
@@ -59,6 +61,19 @@ def available() -> bool:
     return find_spec("lightgbm") is not None
 
 
+@cache
+def broken() -> str:
+    """Why LightGBM, which is installed, cannot be loaded; empty where it can."""
+    try:
+        import_module("lightgbm")
+    except (OSError, ImportError) as why:
+        needed = (
+            " (it needs the system's libgomp: Debian's libgomp1)" if "libgomp" in str(why) else ""
+        )
+        return f"LightGBM cannot be loaded: {why}{needed}"
+    return ""
+
+
 @dataclass(frozen=True)
 class Query:
     """Schedules of one group: features, and times relative to the default schedule's, as
@@ -88,6 +103,8 @@ class Learned:
     def __post_init__(self) -> None:
         if not available():
             raise MissingExtra("tune", "a model that learns")
+        if why := broken():
+            raise Invalid(why, hint="the analytic model needs nothing: `--model analytic`")
         if self.pretrained is not None:
             self._model = trees_of(self.pretrained, self.tell)
             self.pretrained = self.pretrained if self._model is not None else None
