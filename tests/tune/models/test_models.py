@@ -3,12 +3,14 @@ over files that are no good."""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tilewright import targets
 from tilewright.base.errors import Invalid, MissingExtra
@@ -232,6 +234,20 @@ def test_a_library_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch
             model_for("learned", TARGET, told.append)
     finally:
         learned.broken.cache_clear()
+
+
+@needs_lightgbm
+def test_a_copy_for_another_process_guesses_the_same(
+    drawn: tuple[Group, list[Point]], tmp_path: Path
+) -> None:
+    """Whatever the model tells its words to, and wherever it keeps what it learns."""
+    group, points = drawn
+    model = Learned(kept=Kept(tmp_path / "kept.npz", columns()), tell=Console().print)
+    model.queries = {str(k): q for k, q in enumerate(planted(0, 12))}
+    model._train()
+    copy = pickle.loads(pickle.dumps(model))
+    assert copy.scores(group, points, TARGET) == model.scores(group, points, TARGET)
+    assert copy.kept is None and not copy.queries
 
 
 SHIPPED = sorted(models.PRETRAINED.glob("*.txt"))

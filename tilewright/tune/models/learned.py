@@ -87,13 +87,17 @@ def as_times(ratios: Sequence[float | None]) -> np.ndarray:
     return np.array([BROKEN if r is None else log2(max(r, 1e-9)) for r in ratios])
 
 
+def _silent(what: str) -> None:
+    """For a model that has nobody to tell."""
+
+
 @dataclass
 class Learned:
     """Ranks by trees. What it learns is `kept` for the next run, if it is told where."""
 
     pretrained: Path | None = None
     kept: Kept | None = None
-    tell: Callable[[str], object] = lambda what: None
+    tell: Callable[[str], object] = _silent
     name: str = "learned"
     queries: dict[str, Query] = field(default_factory=dict)
     _model: Any = field(default=None, init=False)
@@ -111,6 +115,15 @@ class Learned:
         if self.kept is not None:
             self.queries = {k: Query(*v) for k, v in self.kept.load().items()}
             self._train()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to guess: it neither learns nor keeps or tells anything."""
+        return {"name": self.name, "_model": self._model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.pretrained, self.kept, self.tell = None, None, _silent
+        self.queries, self._rows, self._groups = {}, {}, {}
+        self.name, self._model = state["name"], state["_model"]
 
     def scores(self, group: Group, points: Sequence[Point], target: Target) -> Sequence[float]:
         return [float(x) for x in predict(self._model, self._relative(group, points, target))]
