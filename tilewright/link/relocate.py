@@ -39,7 +39,7 @@ class Relocator:
             symbol = symbols[index]
             if kind is None:
                 raise self._refused(section, relocation, f"of type {number} is not known")
-            if offset + kind.field.size > section.size:
+            if offset + kind.into.size > section.size:
                 raise self._refused(section, relocation, f"({kind.name}) lies beyond its section")
             of = kind.of
             if of is Of.WORD:
@@ -51,7 +51,7 @@ class Relocator:
                     given += 1
                 else:
                     own += 1
-            elif of in SLOTS:
+            elif kind.uses_slot:
                 self._need_slot(symbol)
             elif symbol.section is None and of not in (Of.NOTHING, Of.ALIGN):
                 if of is not Of.CALL:
@@ -133,7 +133,7 @@ class Relocator:
         for relocation in section.relocations:
             offset, number, index, addend = relocation
             kind = kinds[number]
-            of, field = kind.of, kind.field
+            of, field = kind.of, kind.into
             if of is Of.NOTHING:
                 continue
             if of is Of.PAIR:
@@ -149,12 +149,12 @@ class Relocator:
                 pairs[offset] = value
             if of is Of.WORD:
                 self._word(section.address + offset, symbols[index], value, addend, rows)
-            if not field.takes(value):
+            if not field.low <= value < field.high or value & (field.align - 1):
                 raise self._too_far(section, relocation, kind, value)
             image[at:end] = field.put(word, value).to_bytes(field.size, "little")
         for relocation in later:
             offset, number, index, _ = relocation
-            symbol, field = symbols[index], kinds[number].field
+            symbol, field = symbols[index], kinds[number].into
             if symbol.section is not section or symbol.value not in pairs:
                 what = f"({kinds[number].name}) has no first half"
                 raise self._refused(section, relocation, what)
@@ -201,8 +201,8 @@ class Relocator:
     def _too_far(
         self, section: Section, relocation: tuple[int, ...], kind: Kind, value: int
     ) -> TilewrightError:
-        if value & (kind.field.align - 1):
-            what = f"({kind.name}) needs a multiple of {kind.field.align}, not {value:#x}"
+        if value & (kind.into.align - 1):
+            what = f"({kind.name}) needs a multiple of {kind.into.align}, not {value:#x}"
         else:
-            what = f"({kind.name}) reaches {value:#x} bytes, more than its {kind.field.bits} bits"
+            what = f"({kind.name}) reaches {value:#x} bytes, more than its {kind.into.bits} bits"
         return self._refused(section, relocation, what)

@@ -8,7 +8,7 @@ of (`Of`), and which bits take it (`Field`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 
@@ -50,12 +50,13 @@ class Field:
     align: int = 1
     offset: int = 0
     get: Callable[[int], int] = _no_addend
+    low: int = field(init=False)  # the least value that it takes
+    high: int = field(init=False)  # the least above that it does not
 
-    def takes(self, value: int) -> bool:
-        if value & (self.align - 1):
-            return False
-        half = 1 << (self.bits - 1) if self.bits else 0
-        return not half or -half <= value + self.offset < half
+    def __post_init__(self):
+        half = 1 << (self.bits or 128) - 1
+        object.__setattr__(self, "low", -half - self.offset)
+        object.__setattr__(self, "high", half - self.offset)
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,12 @@ class Kind:
 
     name: str
     of: Of
-    field: Field
+    into: Field
     opens_pair: bool = False
+    uses_slot: bool = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "uses_slot", self.of in SLOTS)
 
 
 def signed(value: int, bits: int) -> int:
