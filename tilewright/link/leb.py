@@ -49,11 +49,18 @@ class Reader:
         return self.data[self.at - count : self.at]
 
     def byte(self) -> int:
-        return self.take(1)[0]
+        at = self.at
+        if at >= self.end:
+            raise ValueError("it ends too early")
+        self.at = at + 1
+        return self.data[at]
 
     def unsigned(self) -> int:
-        value = 0
-        for shift in range(0, 35, 7):
+        value = self.byte()
+        if value < 128:
+            return value
+        value &= 127
+        for shift in range(7, 35, 7):
             byte = self.byte()
             value |= (byte & 127) << shift
             if byte < 128:

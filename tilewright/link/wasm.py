@@ -157,7 +157,7 @@ class _Linker:
                 chunk.live = True
                 waiting.append(chunk)
 
-        def use(symbol: WasmSymbol, user: str) -> None:
+        def use(symbol: WasmSymbol, user: Chunk | str) -> None:
             if symbol.chunk is not None:
                 if not symbol.chunk.kept:
                     raise Invalid(f"{user} refers to {symbol.chunk}, of which another copy is used")
@@ -170,7 +170,7 @@ class _Linker:
                     if symbol.kind == FUNCTION:
                         self.absent.append(symbol)
                 else:
-                    missing[symbol.name] = user
+                    missing[symbol.name] = str(user)
 
         for name in self.exports:
             use(self.defined[name], "what is exported")
@@ -194,7 +194,7 @@ class _Linker:
                 if relocation[1] != TYPE_INDEX:
                     symbol = chunk.owner.symbols[relocation[2]]
                     if symbol.kind in (FUNCTION, DATA):
-                        use(symbol, str(chunk))
+                        use(symbol, chunk)
         if missing:
             names = [f"{name} (for {who})" for name, who in sorted(missing.items())[:12]]
             more = f" and {len(missing) - 12} more" if len(missing) > 12 else ""
@@ -382,7 +382,8 @@ def _refused(chunk: Chunk, relocation: tuple[int, ...], what: str) -> Tilewright
 
 def _wanted(chunk: Chunk, index: int, kind: int) -> WasmSymbol:
     symbol = chunk.owner.symbols[index]
-    require(symbol.kind == kind, f"{chunk} uses {symbol} as what it is not")
+    if symbol.kind != kind:
+        raise Invalid(f"{chunk} uses {symbol} as what it is not", hint="compile it again")
     return symbol
 
 
