@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -586,38 +585,3 @@ nest k
     got = same(text, {"x": x, "y": y})["y"]
     least = np.where(x < 2, x, -np.inf)
     np.testing.assert_array_equal(got, np.where(least.max(0) > 0, least.argmax(0), -7))
-
-
-HEAP = """
-nest kernel
-  in x: f32[200000]
-  out y: f32[3]
-  local t: f32[100000]
-  parallel i in 2 grain 1:
-    alloc t
-    for j in 100000:
-      t: t[j] = x[j] + x[i]
-    y: y[i] = t[7]
-  for k in 1:
-    alloc t
-    for j in 100000:
-      t: t[j] = x[j] * 2.0
-    y: y[k] = t[9]
-  alloc t
-  for j in 100000:
-    t: t[j] = x[j+100000]
-  y: y[2] = t[5]
-"""
-
-
-def test_memory_of_one_name_in_blocks_and_around_them() -> None:
-    """Each block has its own, and what is around it is meant again behind it."""
-    n = nest(HEAP)
-    x = np.arange(200000, dtype=np.float32)
-    same(HEAP, {"x": x, "y": np.zeros(3, np.float32)})
-    for function in emit(legalise(n, default()), default()).split("define ")[1:]:
-        taken = re.findall(r"(%\S+) = call ptr @malloc", function)
-        assert len(taken) == len(set(taken)) == function.count("call void @free")
-        for address in taken:
-            _, behind = function.split(f"call void @free(ptr {address})")
-            assert not re.search(rf"{re.escape(address)}\b", behind), "used after it was given back"
