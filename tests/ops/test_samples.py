@@ -24,7 +24,7 @@ from tilewright.ops.samples import case, extremes, normal
 assert BUILDERS  # importing the folder fills OPERATORS
 
 EAGER_FACTOR, ULPS = 2.0, 4.0
-QUICK = 2  # compiled samples per operator in the everyday run, at most
+QUICK = 3  # compiled samples per operator in the everyday run, at most
 DIGITS = {f64: 52, f32: 23, f16: 10, bf16: 7}
 LEAST_EXPONENT = {f64: -1022, f32: -126, f16: -14, bf16: -126}
 
