@@ -4,14 +4,13 @@ touches nothing that was not chosen."""
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.kernel.native import fatal_side
+from tests.kernel.beside import Argument, Call, fatal_side
 from tests.seeds import crossed
 from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, from_memory, to_memory
@@ -38,8 +37,10 @@ class Compiled:
         self.nest = nest
         self.told: list[tuple[int, list[int]]] = []
         self._tell = REPORT(lambda site, n, at: self.told.append((site, [at[k] for k in range(n)])))
-        self.kernel = NestKernel(nest, target, {"tw_report": callback_address(self._tell)})
-        self.text = self.kernel.text
+        self.text = emit(legalise(nest, target), target)
+        self.code = compile_object(self.text, target)
+        told = {"tw_report": callback_address(self._tell)}
+        self.kernel = NestKernel(nest, target, told, self.code)
 
     def __call__(self, arrays: Mapping[str, Any], dims: Mapping[str, int] | None = None) -> None:
         addresses: list[int] = []
@@ -90,26 +91,10 @@ def same(
 def strays(n: Nest, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int]) -> str | None:
     """What becomes of a process in which touching memory beside the arguments is fatal."""
     compiled = Compiled(n)
-
-    def call(at_end: bool) -> None:
-        memory = [_beside(arrays[b.name], at_end) for b in n.buffers if b.name in arrays]
-        compiled.at([address for _, address in memory], dims)
-
-    return fatal_side(call)
-
-
-def _beside(array: np.ndarray, at_end: bool) -> tuple[mmap.mmap, int]:
-    pages = -(-max(array.nbytes, 1) // mmap.PAGESIZE)
-    memory = mmap.mmap(-1, (pages + 2) * mmap.PAGESIZE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    first = start + mmap.PAGESIZE
-    address = first + pages * mmap.PAGESIZE - array.nbytes if at_end else first
-    ctypes.memmove(address, array.tobytes(), array.nbytes)
-    protect = ctypes.CDLL(None).mprotect
-    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for page in (start, first + pages * mmap.PAGESIZE):
-        assert protect(page, mmap.PAGESIZE, 0) == 0
-    return memory, address
+    given = [arrays[b.name] for b in n.buffers if b.name in arrays]
+    memory = [Argument(x.nbytes, x.tobytes()) for x in given]
+    kernel = compiled.kernel
+    return fatal_side(Call(compiled.code, kernel.name, memory, kernel.sizes(dims)))
 
 
 # ---- masks
