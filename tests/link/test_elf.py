@@ -513,3 +513,28 @@ define i32 @get(i32 %x) {
 }"""
     error = refused([MACHINES["x86-64"].compiled(text)], ["get"], needs={"libc.so.6": ["far"]})
     assert "needs the place of far, which is not in this file" in error.what
+
+
+def test_a_table_of_functions_with_odd_places_is_refused() -> None:
+    """Older tables are turned round: a place beyond their end would be one before the file."""
+    text = """
+@llvm.global_ctors = appending global [1 x { i32, ptr, ptr }] [
+  { i32, ptr, ptr } { i32 65535, ptr @start, ptr null }]
+@value = internal global i32 0
+define void @start() {
+  store volatile i32 1, ptr @value
+  ret void
+}"""
+    code = MACHINES["x86-64"].compiled(text)
+    found = []
+    entry = struct.pack("<QI", 0, 1)  # at byte 0, an address
+    for k in (k for k in range(len(code)) if code.startswith(entry, k)):
+        for offset in (4, 8, 1 << 60):
+            image = bytearray(code)
+            struct.pack_into("<Q", image, k, offset)
+            try:
+                shared_object([bytes(image)], ["start"], name="a.so")
+            except TilewrightError as error:
+                found.append(error.what)
+    assert sum("in the middle of a word" in what for what in found) == 2
+    assert sum(f"a relocation at {1 << 60}" in what for what in found) == 1
