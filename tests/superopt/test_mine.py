@@ -80,10 +80,10 @@ def candidates(
     module = import_module(f"tilewright.superopt.{of}")
     real, calls = getattr(module, name), count()
 
-    def stage(*given: object) -> object:
+    def stage(*given: object, **named: object) -> object:
         if next(calls) == failing:
             raise why
-        return real(*given)
+        return real(*given, **named)
 
     monkeypatch.setattr(module, name, stage)
 

@@ -25,6 +25,7 @@ from tilewright.superopt.vocabulary import VOCABULARIES, Vocabulary
 PROGRAMS, OPERATORS = "programs", " operators"  # stages as a bar calls them
 UNFINISHED = "unfinished"  # a file that a command wrote which was ended says where
 LONG = 60.0  # seconds of a stage of which an estimate is told
+MANY = 100  # equalities of a stage from which the next one's seconds are estimated
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class _Bar(Progress):
         task = self.tasks[0]
         if what != task.description:
             done = int(task.completed)
-            if done and what.endswith(OPERATORS) and task.description.endswith(OPERATORS):
+            if done >= MANY and what.endswith(OPERATORS) and task.description.endswith(OPERATORS):
                 self._expect(f"{left:,} equalities of {what}", left * self._stage() / done)
             self.since = self.seconds
             self.update(self.task, description=what, total=left)
@@ -161,12 +162,13 @@ class _Bar(Progress):
         self._check()
 
     def level(self, x: Level) -> None:
-        """Tells what the next one will take: as many times as much as it has candidates."""
+        """Tells what the next one will take at most: as many times as much as it has candidates.
+        It is less where most of the time is spent on each kind of tensors."""
         times = x.candidates / max(1, self.levels[-1].candidates)
         if x.operators < self.asked.operators and x.operators > 1:
             more = int(x.candidates * times)
             what = f"some {more:,} programs of {x.operators + 1} operators"
-            self._expect(what, times * self._stage())
+            self._expect(what, times * self._stage(), "at most ")
         self.levels.append(x)
         self.since = self.seconds
         self.update(self.task, completed=x.operators)
@@ -175,11 +177,11 @@ class _Bar(Progress):
     def _stage(self) -> float:
         return self.seconds - self.since
 
-    def _expect(self, what: str, seconds: float) -> None:
+    def _expect(self, what: str, seconds: float, bound: str = "") -> None:
         left = None if self.asked.budget is None else self.asked.budget - self.seconds
         short = left is not None and seconds > left
         if seconds > LONG or short:
-            text = f"{what} will take about {seconds:.0f} s"
+            text = f"{what} will take {bound}about {seconds:.0f} s"
             text += f", and {max(0.0, left or 0.0):.0f} s of the budget are left" if short else ""
             self.console.print(text, markup=False, highlight=False)
 
