@@ -1,0 +1,151 @@
+"""Cases of ONNX's backend suite: what the wheel brings, and the judgement of one through native
+code."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import warnings
+from functools import cache
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.suites.opinfo_runs import Outcome, Settings
+
+KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
+DOWNLOADS = "real"  # models that the suite fetches from the net
+
+STATUSES = {
+    "right": "right",
+    "specialised": "right, for one value of an input that decides a shape or a setting",
+    "constant": "right, and no output depends on an input",
+    "refused": "refused with a reason",
+    "wrong": "wrong",
+    "error": "raised something else than a refusal",
+    "crash": "the process died",
+    "timeout": "took too long",
+}
+GOOD = ("right", "specialised", "constant")
+
+
+@cache
+def cases() -> dict[str, Any]:
+    """Every case that needs no download, by name, in the suite's order."""
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from making the numbers
+        return {c.name: c for kind in KINDS for c in load_model_tests(kind=kind)}
+
+
+def downloads() -> list[str]:
+    from onnx.backend.test.loader import load_model_tests
+
+    return [c.name for c in load_model_tests(kind=DOWNLOADS)]
+
+
+def _parts(case: Any) -> tuple[bytes, list[tuple[list[Any], list[Any]]]]:
+    """The model and its sets of inputs and outputs."""
+    if case.model is not None:
+        return case.model.SerializeToString(), [
+            ([_value(x) for x in ins], [_value(y) for y in outs]) for ins, outs in case.data_sets
+        ]
+    folder = Path(case.model_dir)
+    sets = []
+    for data in sorted(folder.glob("test_data_set*")):
+        sets.append(tuple(_read(data, what, folder) for what in ("input", "output")))
+    return (folder / "model.onnx").read_bytes(), sets  # type: ignore[return-value]
+
+
+def _value(x: Any) -> Any:
+    import onnx
+
+    return onnx.numpy_helper.to_array(x) if isinstance(x, onnx.TensorProto) else x
+
+
+def _read(data: Path, what: str, folder: Path) -> list[Any]:
+    import onnx
+    from onnx import numpy_helper
+
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    kinds = [v.type for v in (model.graph.input if what == "input" else model.graph.output)]
+    out = []
+    for k in range(len(list(data.glob(f"{what}_*.pb")))):
+        text = (data / f"{what}_{k}.pb").read_bytes()
+        kind = kinds[k].WhichOneof("value") if k < len(kinds) else "tensor_type"
+        if kind == "sequence_type":
+            sequence = onnx.SequenceProto()
+            sequence.ParseFromString(text)
+            out.append(numpy_helper.to_list(sequence))
+        elif kind == "optional_type":
+            optional = onnx.OptionalProto()
+            optional.ParseFromString(text)
+            out.append(numpy_helper.to_optional(optional))
+        else:
+            tensor = onnx.TensorProto()
+            tensor.ParseFromString(text)
+            out.append(numpy_helper.to_array(tensor))
+    return out
+
+
+def judge(name: str) -> Outcome:
+    """One case through native code, by its own tolerances."""
+    from tilewright.base.errors import Unsupported
+    from tilewright.driver.onnx.session import load
+
+    case = cases()[name]
+    model, sets = _parts(case)
+    status = "right"
+    try:
+        session = load(model)
+        for ins, wanted in sets:
+            names = [a.name for a in session.get_inputs()]
+            got = session.run(None, dict(zip(names, ins)))
+            differing = _difference(got, wanted, case.rtol, case.atol)
+            if differing:
+                return Outcome(name, "wrong", differing)
+        if any(session.specialised):
+            status = "specialised"
+        if session.constant:
+            status = "constant"
+    except Unsupported as error:
+        return Outcome(name, "refused", error.what)
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        return Outcome(name, "error", f"{type(error).__name__}: {said}")
+    return Outcome(name, status)
+
+
+def _difference(got: Any, wanted: Any, rtol: float, atol: float) -> str:
+    """What differs, in words; empty where nothing does."""
+    if isinstance(wanted, list | tuple) or isinstance(got, list):
+        if len(got) != len(wanted):
+            return f"{len(got)} values for {len(wanted)}"
+        return next(filter(None, (_difference(*p, rtol, atol) for p in zip(got, wanted))), "")
+    if got is None or wanted is None:
+        return "" if got is wanted else "an optional with and without an element"
+    x, y = np.asarray(got), np.asarray(wanted)
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return f"{x.dtype}{list(x.shape)} for {y.dtype}{list(y.shape)}"
+    try:
+        wide = np.float64 if x.dtype.kind != "c" else x.dtype
+        np.testing.assert_allclose(x.astype(wide), y.astype(wide), rtol=rtol, atol=atol)
+    except AssertionError as error:
+        return " ".join(str(error).split())[:160]
+    return ""
+
+
+def work(pipe: connection.Connection, settings: Settings, noise: Path) -> None:
+    """The life of a process that judges cases by name."""
+    with open(noise, "w") as log:
+        os.dup2(log.fileno(), 2)
+    faulthandler.enable()
+    while True:
+        try:
+            name = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(judge(name))
