@@ -15,16 +15,18 @@ import argparse
 import json
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.suites.onnx_cases import GOOD, STATUSES, cases, downloads, work
+from tests.suites.onnx_cases import GOOD, STATUSES, cases, downloads, work, written
 from tests.suites.opinfo_runs import Outcome, Settings, run
 
 EXPECTED = Path(__file__).with_name("onnx_expected.json")
@@ -104,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one case")
     parser.add_argument("--update", action="store_true", help="rewrite the list of failures")
+    parser.add_argument("--cases", type=Path, help="where cases are kept for another run")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
     given = parser.parse_args(arguments)
     console = Console()
@@ -112,7 +115,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("No case has such a name; `--only 'test_add*'` is a pattern that does.")
         return 2
     settings = Settings(jobs=given.jobs, timeout=given.timeout)
-    outcomes = list(run(names, settings, work))
+    with tempfile.TemporaryDirectory() as folder:
+        place = given.cases or Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        written(place)
+        outcomes = []
+        for o in run(names, settings, partial(work, place)):
+            outcomes.append(o)
+            if not console.is_terminal and len(outcomes) % 100 == 0:
+                good = sum(o.status in GOOD for o in outcomes)
+                console.print(f"{len(outcomes)} of {len(names)} cases, {good} right")
     report(console, outcomes)
     if given.json:
         given.json.write_text(json.dumps([o.as_json() for o in outcomes], indent=1) + "\n")

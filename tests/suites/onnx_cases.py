@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import pickle
 import warnings
 from functools import cache
+from importlib import import_module
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -31,14 +33,40 @@ STATUSES = {
 GOOD = ("right", "specialised", "constant")
 
 
+Parts = tuple[bytes, list[tuple[list[Any], list[Any]]], float, float]
+
+
 @cache
 def cases() -> dict[str, Any]:
-    """Every case that needs no download, by name, in the suite's order."""
+    """Every case that needs no download, by name, in the suite's order. Making the numbers of all
+    takes ten seconds."""
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # from making the numbers
         return {c.name: c for kind in KINDS for c in load_model_tests(kind=kind)}
+
+
+def cases_of(*files: str) -> dict[str, Any]:
+    """The cases that some files of the suite make, without the others."""
+    from onnx.backend.test.case import node
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in files:
+            import_module(f"{node.__name__}.{name}")
+    wanted = {c.name: c for c in node._NodeTestCases}
+    return dict(sorted(wanted.items()))
+
+
+def written(folder: Path) -> dict[str, Path]:
+    """All cases as files, one each, so that a process that judges one reads no other."""
+    out = {}
+    for name, case in cases().items():
+        out[name] = folder / f"{name}.pickle"
+        if not out[name].exists():
+            out[name].write_bytes(pickle.dumps(parts_of(case)))
+    return out
 
 
 def downloads() -> list[str]:
@@ -47,17 +75,16 @@ def downloads() -> list[str]:
     return [c.name for c in load_model_tests(kind=DOWNLOADS)]
 
 
-def _parts(case: Any) -> tuple[bytes, list[tuple[list[Any], list[Any]]]]:
-    """The model and its sets of inputs and outputs."""
+def parts_of(case: Any) -> Parts:
+    """The model, its sets of inputs and outputs, and the tolerances."""
     if case.model is not None:
-        return case.model.SerializeToString(), [
-            ([_value(x) for x in ins], [_value(y) for y in outs]) for ins, outs in case.data_sets
-        ]
+        made = [([_value(x) for x in a], [_value(y) for y in b]) for a, b in case.data_sets]
+        return case.model.SerializeToString(), made, case.rtol, case.atol
     folder = Path(case.model_dir)
     sets = []
     for data in sorted(folder.glob("test_data_set*")):
         sets.append(tuple(_read(data, what, folder) for what in ("input", "output")))
-    return (folder / "model.onnx").read_bytes(), sets  # type: ignore[return-value]
+    return (folder / "model.onnx").read_bytes(), sets, case.rtol, case.atol
 
 
 def _value(x: Any) -> Any:
@@ -91,20 +118,19 @@ def _read(data: Path, what: str, folder: Path) -> list[Any]:
     return out
 
 
-def judge(name: str) -> Outcome:
+def judge(name: str, parts: Parts) -> Outcome:
     """One case through native code, by its own tolerances."""
     from tilewright.base.errors import Unsupported
     from tilewright.driver.onnx.session import load
 
-    case = cases()[name]
-    model, sets = _parts(case)
+    model, sets, rtol, atol = parts
     status = "right"
     try:
         session = load(model)
         for ins, wanted in sets:
             names = [a.name for a in session.get_inputs()]
             got = session.run(None, dict(zip(names, ins)))
-            differing = _difference(got, wanted, case.rtol, case.atol)
+            differing = _difference(got, wanted, rtol, atol)
             if differing:
                 return Outcome(name, "wrong", differing)
         if any(session.specialised):
@@ -138,8 +164,8 @@ def _difference(got: Any, wanted: Any, rtol: float, atol: float) -> str:
     return ""
 
 
-def work(pipe: connection.Connection, settings: Settings, noise: Path) -> None:
-    """The life of a process that judges cases by name."""
+def work(folder: Path, pipe: connection.Connection, settings: Settings, noise: Path) -> None:
+    """The life of a process that judges cases that were written to a folder, by name."""
     with open(noise, "w") as log:
         os.dup2(log.fileno(), 2)
     faulthandler.enable()
@@ -148,4 +174,5 @@ def work(pipe: connection.Connection, settings: Settings, noise: Path) -> None:
             name = pipe.recv()
         except EOFError:
             return
-        pipe.send(judge(name))
+        parts = pickle.loads((folder / f"{name}.pickle").read_bytes())
+        pipe.send(judge(name, parts))

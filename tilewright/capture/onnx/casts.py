@@ -87,9 +87,8 @@ def _to_float4(x: Node) -> Node:
 
     upper = ops.where(ops.lt(size, ops.number(4, f32)), grid(1), grid(2))
     near = ops.where(ops.lt(size, ops.number(2, f32)), grid(0.5), upper)
-    # A NaN becomes the largest number: the type has none.
-    some = ops.where(ops.isnan(x), ops.number(6, f32), near)
-    return ops.copysign(some, x)
+    # The type has no NaN: one becomes 0.
+    return ops.copysign(ops.where(ops.isnan(x), ops.number(0, f32), near), x)
 
 
 def _to_exponent(x: Node, saturate: bool, rounding: str) -> Node:

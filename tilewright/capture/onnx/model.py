@@ -28,10 +28,12 @@ class Model:
     def opset(self) -> int:
         return opsets(self.proto).get("", 1)
 
-    def newest(self) -> Model:
-        """The same in the newest opset that ONNX's converter reaches."""
+    def converted(self, opset: int | None = None) -> Model:
+        """The same in another opset, by default the newest, by ONNX's converter."""
         try:
-            made = version_converter.convert_version(self.proto, defs.onnx_opset_version())
+            made = version_converter.convert_version(
+                self.proto, opset or defs.onnx_opset_version()
+            )
         except Exception as error:  # the converter raises what its C++ parts throw
             raise Invalid(
                 f"ONNX cannot convert this model from opset {self.opset}: {_first_line(error)}",
@@ -73,11 +75,11 @@ def checked(proto: onnx.ModelProto, where: str, folder: Path | None = None) -> M
     if not proto.HasField("graph") or not proto.opset_import:
         raise Invalid("this is not an ONNX model: it has no graph or no opset", where=where)
     newest, version = defs.onnx_opset_version(), opsets(proto).get("", OLDEST)
-    if not OLDEST <= version <= newest:
+    if not 1 <= version <= newest:
         raise Invalid(
-            f"the model is of opset {version}; this version of onnx knows {OLDEST} to {newest}",
+            f"the model is of opset {version}; this version of onnx knows 1 to {newest}",
             where=where,
-            hint="install a newer onnx" if version > newest else "convert the model first",
+            hint="install a newer onnx",
         )
     _sorted(proto.graph, where)
     _read_external(proto, where, folder)
@@ -89,7 +91,9 @@ def checked(proto: onnx.ModelProto, where: str, folder: Path | None = None) -> M
         raise
     except Exception as error:  # e.g. a string that is not UTF-8, from C++ parts
         raise Invalid(f"the model is malformed: {_first_line(error)}", where=where) from None
-    return Model(proto, where)
+    model = Model(proto, where)
+    # Before opset 7 operands did not broadcast by themselves.
+    return model.converted(OLDEST) if version < OLDEST else model
 
 
 def _sorted(graph: onnx.GraphProto, where: str) -> None:

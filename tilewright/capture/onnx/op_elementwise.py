@@ -100,7 +100,9 @@ def power(c: Context, x: Node, y: Node) -> Node:
 
 @translation("BitShift")
 def bit_shift(c: Context, x: Node, y: Node) -> Node:
-    return (ops.shl if c.get("direction", "") == "LEFT" else ops.shr)(x, y)
+    if c.get("direction", "") == "LEFT":
+        return ops.shl(x, y)
+    return ops.sar(x, y) if x.dtype.kind == "i" else ops.shr(x, y)
 
 
 def _fold(build: Callable[[Node, Node], Node]) -> Callable[..., Node]:

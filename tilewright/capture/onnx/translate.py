@@ -77,7 +77,7 @@ def translate(
     try:
         return _Walk(model, values or {}, sizes or {}).run()
     except _Newer:
-        return _Walk(model.newest(), values or {}, sizes or {}).run()
+        return _Walk(model.converted(), values or {}, sizes or {}).run()
 
 
 class _Newer(Exception):
@@ -237,7 +237,9 @@ class _Walk:
         entry = None if function else entry_for(domain, n.op_type, opset)
         found: list[Value] | None = None
         reason: Unsupported | None = None
-        if entry is not None:
+        if domain == "" and n.op_type == "If":
+            found = self.branch(attributes, operands, env, outer, versions, depth)
+        elif entry is not None:
             try:
                 found = self.by(entry, n, attributes, operands, opset)
             except (NeedsValue, NeedsSizes):
@@ -249,6 +251,27 @@ class _Walk:
         for name, value in zip(n.output, found):
             if name:
                 env[name] = value
+
+    def branch(
+        self,
+        attributes: Mapping[str, Any],
+        operands: Sequence[Value],
+        env: Mapping[str, Value],
+        outer: Mapping[str, Any],
+        versions: Mapping[str, int],
+        depth: int,
+    ) -> list[Value] | None:
+        """The branch of an If whose condition is known; None where it is not."""
+        (condition,) = operands
+        if not isinstance(condition, Node) or self.facts.reads(condition):
+            return None
+        taken = bool(self.facts.numbers(condition).reshape(-1)[0])
+        body: onnx.GraphProto = attributes["then_branch" if taken else "else_branch"]
+        inner = dict(env)
+        for t in body.initializer:
+            inner[t.name] = self.tensor(t)
+        self.nodes(body.node, inner, outer, versions, depth + 1)
+        return [inner[o.name] for o in body.output]
 
     def by(
         self,
@@ -323,7 +346,8 @@ class _Walk:
         inner[""] = None
         versions = opsets(function) or {"": opset}
         self.nodes(function.node, inner, {**given, **attributes}, versions, depth + 1)
-        return [inner[name] for name in function.output]
+        # Results that nobody asks for need not exist.
+        return [inner[name] for name, _ in zip(function.output, n.output)]
 
 
 class _Text(list[Value]):
