@@ -8,10 +8,13 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from tilewright import ops
 from tilewright.base.discover import import_all
 from tilewright.base.errors import Unsupported
 from tilewright.capture.onnx.elements import ELEMENT_OF, Narrow
 from tilewright.capture.onnx.known import Known, NeedsSizes
+from tilewright.graph.ranges import Ranges
+from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Node
 
@@ -85,17 +88,45 @@ def _fill() -> None:
     import_all("tilewright.capture.onnx")
 
 
+class Checks:
+    """What a call checks in its data: integers that are 0 where all is well, with what is told of
+    the others."""
+
+    def __init__(self) -> None:
+        self.found: dict[Node, Check] = {}
+        self._ranges = Ranges()
+
+    def within(self, index: Node, size: Dim, where: str) -> str:
+        """Every index is in [-size, size). Returns what operators may then assume of them."""
+        if not D.known_eq(index.ttype.size, 0) and not self._ranges.of(index).within(-1 * size, size):
+            value = ops.index_check(index, size, True)
+            self.found.setdefault(value, Check(where, size))
+        return "wrapped"
+
+
+@dataclass(frozen=True)
+class Check:
+    where: str  # the node of the model
+    size: Dim  # of the axis that is indexed
+
+    def words(self, found: int, size: int) -> str:
+        index = found - 1 if found > 0 else found
+        return f"{self.where}: index {index} is outside of an axis of {size} elements"
+
+
 @dataclass(frozen=True)
 class Context:
     """A node of the model, for its translation."""
 
     op_type: str
+    where: str  # the node, for messages
     opset: int
     attributes: Mapping[str, Any]
     operands: Sequence[Value]
     outputs: int  # how many it has
     facts: Known
     weight: Callable[[np.ndarray, int], Node]  # a constant array, small or large
+    checks: Checks
 
     def get(self, name: str, default: T) -> T:
         """An attribute, or its default."""
@@ -125,8 +156,12 @@ class Context:
         return only
 
     def is_constant(self, x: Node) -> bool:
-        """Does it depend on no input?"""
-        return not self.facts.reads(x)
+        """Does it depend on no input whose value is open?"""
+        return self.facts.constant(x)
+
+    def within(self, index: Node, size: Dim) -> str:
+        """States that indices are in range: calls check it."""
+        return self.checks.within(index, size, self.where)
 
     def refuse(self, why: str) -> NoReturn:
         raise Unsupported(f"{self.op_type}: {why}")

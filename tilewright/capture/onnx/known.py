@@ -22,6 +22,9 @@ from tilewright.ir.types import TensorType
 from tilewright.ops.creation import Iota
 
 
+SETTINGS = 16  # elements
+
+
 class NeedsValue(Unsupported):
     """The value of an input has to be known; `name` is the input."""
 
@@ -55,6 +58,17 @@ class Known:
         found = (x for x in topological((n,)) if isinstance(x.op, Input))
         return {x for x in found if x not in self._weights}
 
+    def constant(self, n: Node) -> bool:
+        """Does it depend on no input, or only on those whose value the graph is made for?"""
+        return self.reads(n) <= self.used
+
+    def decided(self, n: Node) -> bool:
+        """Is it constant, or decided by inputs that look like settings: few integers, or a flag?"""
+        return all(
+            x in self.used or (not x.dtype.is_float and x.ttype.is_static and _few(x))
+            for x in self.reads(n)
+        )
+
     def array(self, n: Node) -> np.ndarray:
         """The value; of dtype object where some elements are symbolic sizes."""
         self.used |= {x for x in self.reads(n) if x in self._given}
@@ -86,6 +100,11 @@ class Known:
         if isinstance(n.type, TensorType) and not n.type.is_static:
             raise NeedsSizes("a value has symbolic sizes, and has to be known here")
         return node_value(n, args, {})
+
+
+def _few(x: Node) -> bool:
+    size = x.ttype.size
+    return isinstance(size, int) and size <= SETTINGS
 
 
 def _objects(items: Sequence[Dim]) -> np.ndarray:

@@ -92,8 +92,9 @@ def checked(proto: onnx.ModelProto, where: str, folder: Path | None = None) -> M
     except Exception as error:  # e.g. a string that is not UTF-8, from C++ parts
         raise Invalid(f"the model is malformed: {_first_line(error)}", where=where) from None
     model = Model(proto, where)
-    # Before opset 7 operands did not broadcast by themselves.
-    return model.converted(OLDEST) if version < OLDEST else model
+    # Before opset 7 a node said whether and along which axis an operand is broadcast.
+    told = any(a.name == "broadcast" for n in proto.graph.node for a in n.attribute)
+    return model.converted(OLDEST) if version < OLDEST and told else model
 
 
 def _sorted(graph: onnx.GraphProto, where: str) -> None:

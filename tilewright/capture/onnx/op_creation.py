@@ -122,17 +122,19 @@ def mel_weight_matrix(
 ) -> Value:
     mels, size = c.int(bins), c.int(length)
     low, high = (float(c.numbers(v).reshape(-1)[0]) for v in (lower, upper))
-    edges = np.linspace(*(2595 * np.log10(1 + f / 700) for f in (low, high)), mels + 2)
+    first, last = (2595 * np.log10(1 + f / 700) for f in (low, high))
+    # The last edge is not reached: a step is one of as many parts as there are edges.
+    edges = np.linspace(first, last, mels + 2, endpoint=False)
     hertz = 700 * (10 ** (edges / 2595) - 1)
     places = ((size + 1) * hertz // c.int(rate)).astype(int)
     out = np.zeros((size // 2 + 1, mels))
     for k in range(mels):
-        first, centre, last = places[k : k + 3]
-        if centre == first:
+        a, centre, b = places[k : k + 3]
+        if centre == a:
             out[centre, k] = 1
         else:
-            out[first : centre + 1, k] = (np.arange(first, centre + 1) - first) / (centre - first)
-        if last > centre:
-            out[centre:last, k] = (last - np.arange(centre, last)) / (last - centre)
+            out[a : centre + 1, k] = (np.arange(a, centre + 1) - a) / (centre - a)
+        if b > centre:
+            out[centre:b, k] = (b - np.arange(centre, b)) / (b - centre)
     element = c.get("output_datatype", TensorProto.FLOAT)
     return c.weight(out.astype(dtype_for(element).numpy), ELEMENT_OF[dtype_for(element)])

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 
-from onnx import TensorProto
-
 from tilewright import ops
 from tilewright.capture.onnx.casts import cast_to
 from tilewright.capture.onnx.context import Context, Value, translation
-from tilewright.capture.onnx.elements import ELEMENT_OF, Narrow
+from tilewright.capture.onnx.elements import Narrow, dtype_for
 from tilewright.ir.node import Node
-from tilewright.ir.types import DType, f32, f64
+from tilewright.ir.types import f32, f64
 
 _ONE = {
     "Abs": ops.abs,
@@ -139,18 +137,7 @@ def cast_like(c: Context, x: Node | Narrow, y: Node | Narrow) -> Node | Narrow:
 
 @translation("BitCast")
 def bit_cast(c: Context, x: Node) -> Node:
-    to, own = c.get("to", 0), ELEMENT_OF[x.dtype]
-    whole = {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
-    whole |= {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
-    if to == own:
-        return x
-    if to not in whole or own not in whole:
-        c.refuse("the bits of a float as an integer, or the other way, have no native form yet")
-    return ops.cast(x, _dtype(to))
-
-
-def _dtype(element: int) -> DType:
-    return next(d for d, code in ELEMENT_OF.items() if code == element)
+    return ops.bit_cast(x, dtype_for(c.get("to", 0)))
 
 
 @translation("Clip")
@@ -171,6 +158,14 @@ def _positive(x: Node) -> Node:
 
 
 @translation("PRelu")
+def prelu_by_channel(c: Context, x: Node, slope: Node) -> Node:
+    """Before opset 7 a vector has a slope for each channel."""
+    if slope.rank == 1 and x.rank > 2:
+        slope = ops.reshape(slope, (slope.shape[0], *[1] * (x.rank - 2)))
+    return prelu(c, x, slope)
+
+
+@translation("PRelu", since=7)
 def prelu(c: Context, x: Node, slope: Node) -> Node:
     return ops.where(ops.lt(x, like(x, 0)), ops.mul(x, slope), x)
 

@@ -24,13 +24,15 @@ def _count(dims: tuple[Dim, ...]) -> Dim:
 @translation("Gather")
 def gather(c: Context, x: Node, i: Node) -> Node:
     axis = axis_in(c, c.get("axis", 0), x.rank)
-    taken = ops.take(x, ops.reshape(_index(i), (_count(i.shape),)), axis)
+    known = c.within(_index(i), x.shape[axis])
+    taken = ops.take(x, ops.reshape(_index(i), (_count(i.shape),)), axis, known)
     return ops.reshape(taken, (*x.shape[:axis], *i.shape, *x.shape[axis + 1 :]))
 
 
 @translation("GatherElements")
 def gather_elements(c: Context, x: Node, i: Node) -> Node:
-    return ops.gather(x, _index(i), axis_in(c, c.get("axis", 0), x.rank))
+    axis = axis_in(c, c.get("axis", 0), x.rank)
+    return ops.gather(x, _index(i), axis, c.within(_index(i), x.shape[axis]))
 
 
 def _columns(i: Node) -> list[Node]:
@@ -44,13 +46,15 @@ def _columns(i: Node) -> list[Node]:
 def gather_nd(c: Context, x: Node, i: Node) -> Node:
     batch = c.get("batch_dims", 0)
     columns = _columns(i)
+    for column, size in zip(columns, x.shape[batch:]):
+        c.within(column, size)
     lead: list[Node] = []
     for k in range(batch):
         place = [1] * (i.rank - 1)
         place[k] = x.shape[k]  # type: ignore[call-overload]
         lead.append(ops.expand(ops.reshape(ops.iota(x.shape[k]), place), i.shape[:-1]))
     whole = [ops.cast(v, i64) for v in (*lead, *columns)]
-    return ops.index(x, whole, list(range(len(whole))))
+    return ops.index(x, whole, list(range(len(whole))), "wrapped")
 
 
 _REDUCTIONS = {"none": None, "add": "add", "mul": "mul", "max": "max", "min": "min"}
@@ -66,7 +70,8 @@ def _reduction(c: Context) -> str | None:
 @translation("ScatterElements", "Scatter")
 def scatter_elements(c: Context, x: Node, i: Node, updates: Node) -> Node:
     axis = axis_in(c, c.get("axis", 0), x.rank)
-    return ops.scatter(x, _index(i), updates, axis, _reduction(c))
+    known = c.within(_index(i), x.shape[axis])
+    return ops.scatter(x, _index(i), updates, axis, _reduction(c), known)
 
 
 @translation("ScatterND")
@@ -75,6 +80,8 @@ def scatter_nd(c: Context, x: Node, i: Node, updates: Node) -> Node:
     how = _reduction(c)
     columns = _columns(i)
     depth = len(columns)
+    for column, size in zip(columns, x.shape):
+        c.within(column, size)
     if how in (None, "add"):
         return ops.index_put(x, updates, columns, list(range(depth)), how == "add")
     flat = ops.number(0, i64)

@@ -4,7 +4,7 @@ sizes and settings only: they are computed here, axis by axis."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import TensorProto
@@ -39,7 +39,9 @@ class _Axis:
             adjustment = self.m / (self.scale * self.n)
             return self.n / 2 * (1 - adjustment) + (o + 0.5) / self.scale - 0.5
         if how == "align_corners":
-            return o * (self.n - 1) / (self.m - 1) if self.m > 1 else np.zeros(1)
+            # By the size that the scale says, which need not be whole.
+            size = self.scale * self.n
+            return o * (self.n - 1) / (size - 1) if size != 1 else np.zeros(self.m)
         if how == "asymmetric":
             return o / self.scale
         if how == "tf_half_pixel_for_nn":
@@ -184,13 +186,5 @@ def upsample(c: Context, x: Node, scales: Node | None = None) -> Node:
         k: _Axis(n, int(np.floor(n * s)), s) for k, (n, s) in enumerate(zip(shape, factors))
     }
     mode = {"bilinear": "linear"}.get(c.get("mode", "nearest"), c.get("mode", "nearest"))
-    down = Context(
-        c.op_type,
-        c.opset,
-        {**c.attributes, "nearest_mode": "floor"},
-        c.operands,
-        c.outputs,
-        c.facts,
-        c.weight,
-    )
+    down = replace(c, attributes={**c.attributes, "nearest_mode": "floor"})
     return _resized(down, x, axes, mode, "asymmetric")

@@ -161,3 +161,46 @@ def roi_align(c: Context, x: Node, rois: Node, batches: Node) -> Node:
     return ops.cast(pooled, x.dtype)
 
 
+
+
+@translation("DeformConv")
+def deform_conv(
+    c: Context,
+    x: Node,
+    w: Node,
+    offset: Node,
+    bias: Node | None = None,
+    mask: Node | None = None,
+) -> Node:
+    """Every tap of every window is read where its offset says, then all are one product."""
+    if x.rank != 4:
+        c.refuse(f"images of {x.rank - 2} axes have no native form")
+    kernel, space = static(w.shape[2:], "DeformConv"), static(offset.shape[2:], "DeformConv")
+    n, channels = static(x.shape[:2], "DeformConv")
+    stride, dilation = c.get("strides", [1, 1]), c.get("dilations", [1, 1])
+    pads, groups, parts = c.get("pads", [0] * 4), c.get("group", 1), c.get("offset_group", 1)
+    taps, windows = kernel[0] * kernel[1], space[0] * space[1]
+    moves = ops.reshape(ops.cast(offset, f32), (n, parts, taps, 2, windows))
+    inner = channels // parts
+    # Where each tap of each window lies without its offset, [axis][taps, windows].
+    tap, window = np.indices(kernel).reshape(2, -1, 1), np.indices(space).reshape(2, 1, -1)
+    read: list[Node] = []
+    for part in range(parts):
+        places = []
+        for axis in range(2):
+            at = tap[axis] * dilation[axis] + window[axis] * stride[axis] - pads[axis]
+            move = ops.slice(ops.slice(moves, 1, part, part + 1), 3, axis, axis + 1)
+            still = c.weight(at.reshape(-1).astype(np.float32), 1)
+            places.append(ops.add(ops.reshape(move, (n, taps * windows)), still))
+        image = ops.slice(x, 1, part * inner, (part + 1) * inner)
+        value = sampled(image, places, "linear", "zeros", False)
+        value = ops.reshape(value, (n, inner, taps, windows))
+        if mask is not None:
+            factor = ops.reshape(mask, (n, parts, taps, windows))
+            value = ops.mul(value, ops.slice(factor, 1, part, part + 1))
+        read.append(value)
+    columns = ops.reshape(ops.concat(read, 1), (n, groups, channels // groups * taps, windows))
+    results = static(w.shape[:1])[0]
+    rows = ops.reshape(w, (groups, results // groups, channels // groups * taps))
+    y = ops.reshape(ops.matmul(rows, columns), (n, results, *space))
+    return y if bias is None else ops.add(y, ops.reshape(bias, (results, 1, 1)))

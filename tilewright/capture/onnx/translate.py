@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from tilewright import ops
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.capture.onnx.context import (
+    Check,
+    Checks,
     Context,
     Entry,
     Value,
@@ -36,7 +39,7 @@ from tilewright.capture.onnx.model import OWN_DOMAINS, Model, label, opsets
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, constant, input
-from tilewright.ir.types import TensorType
+from tilewright.ir.types import TensorType, i64
 
 SMALL = 64  # elements of a constant that is part of the graph; larger ones are weights
 DEEPEST = 100  # bodies inside each other: a function that calls itself has no end
@@ -56,7 +59,8 @@ Tree = Leaf | list["Tree"] | None
 @dataclass(frozen=True)
 class Translated:
     """A graph whose first inputs are the weights, then the model's inputs. `specialised` are the
-    inputs whose values it was made for, `sizes` the symbolic dims that were given as numbers."""
+    inputs whose values it was made for, `sizes` the symbolic dims that were given as numbers. Where
+    there are `checks`, the last outputs are integers: whether one failed, then each of them."""
 
     graph: Graph
     weights: tuple[Callable[[], np.ndarray], ...]
@@ -64,6 +68,7 @@ class Translated:
     outputs: Mapping[str, Tree]
     specialised: Mapping[str, np.ndarray]
     sizes: Mapping[str, int]
+    checks: tuple[Check, ...]
 
 
 def translate(
@@ -92,6 +97,7 @@ class _Walk:
         self.given: dict[Node, np.ndarray] = {}
         self.names: dict[Node, str] = {}
         self.facts = Known(self.weights, self.given, self.names)
+        self.checks = Checks()
         self.symbols = symbols_of(model)
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
 
@@ -110,7 +116,8 @@ class _Walk:
         leaves: list[Node] = []
         outputs = {o.name: _tree(env[o.name], leaves) for o in g.output}
         used = {self.names[n] for n in self.facts.used}
-        graph = Graph("onnx", (*self.weights, *self.inputs), tuple(leaves))
+        watched = _watched(list(self.checks.found))
+        graph = Graph("onnx", (*self.weights, *self.inputs), (*leaves, *watched))
         return Translated(
             graph,
             tuple(self.weights.values()),
@@ -118,6 +125,7 @@ class _Walk:
             outputs,
             {name: np.asarray(self.values[name]) for name in sorted(used)},
             self.sizes,
+            tuple(self.checks.found.values()),
         )
 
     # ---- inputs and constants
@@ -261,9 +269,10 @@ class _Walk:
         versions: Mapping[str, int],
         depth: int,
     ) -> list[Value] | None:
-        """The branch of an If whose condition is known; None where it is not."""
+        """The branch of an If whose condition is known, or is decided by small inputs that are
+        settings rather than data; None where it is not."""
         (condition,) = operands
-        if not isinstance(condition, Node) or self.facts.reads(condition):
+        if not isinstance(condition, Node) or not self.facts.decided(condition):
             return None
         taken = bool(self.facts.numbers(condition).reshape(-1)[0])
         body: onnx.GraphProto = attributes["then_branch" if taken else "else_branch"]
@@ -282,7 +291,17 @@ class _Walk:
         opset: int,
     ) -> list[Value]:
         outputs = len(n.output)
-        c = Context(n.op_type, opset, attributes, operands, outputs, self.facts, self.weight)
+        c = Context(
+            n.op_type,
+            label(n),
+            opset,
+            attributes,
+            operands,
+            outputs,
+            self.facts,
+            self.weight,
+            self.checks,
+        )
         taken = operands if entry.narrow else [_unwrapped(x) for x in operands]
         if any(isinstance(x, _Text) for x in operands):
             c.refuse("strings have no native form")
@@ -347,7 +366,16 @@ class _Walk:
         versions = opsets(function) or {"": opset}
         self.nodes(function.node, inner, {**given, **attributes}, versions, depth + 1)
         # Results that nobody asks for need not exist.
-        return [inner[name] for name, _ in zip(function.output, n.output)]
+        asked = zip(function.output, n.output)
+        return [inner[name] if wanted else None for name, wanted in asked]
+
+
+def _watched(checks: list[Node]) -> list[Node]:
+    """The outputs of checks: one that is not 0 where any failed, then all."""
+    if not checks:
+        return []
+    failed = [ops.cast(ops.ne(v, ops.number(0, i64)), i64) for v in checks]
+    return [reduce(ops.maximum, failed), *checks]
 
 
 class _Text(list[Value]):

@@ -47,6 +47,8 @@ class _Compiled:
     def __init__(self, made: Translated, symbols: Mapping[str, str], options: Options) -> None:
         self.made = made
         self.program: Program = compile_graph(made.graph, options)
+        self.watched = len(made.checks) + 1 if made.checks else 0
+        self.program.watch(self.watched)
         count = len(made.weights)
         types = self.program.inputs[:count]
         self.weights = [to_memory(w(), t.dtype) for w, t in zip(made.weights, types)]
@@ -60,7 +62,8 @@ class _Compiled:
     def constant(self) -> bool:
         """Does no output depend on an input?"""
         graph, count = self.made.graph, len(self.made.weights)
-        return not set(graph.inputs[count:]) & set(topological(graph.outputs))
+        results = graph.outputs[: len(graph.outputs) - self.watched]
+        return not set(graph.inputs[count:]) & set(topological(results))
 
     def fits(self, feeds: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
         """Was it made for this call?"""
@@ -78,15 +81,18 @@ class _Compiled:
             _collect(tree, feeds[name], arrays)
         known = {self.symbols[symbol]: n for symbol, n in sizes.items()}
         outputs = []
-        for t in self.program.outputs:
+        for t in self.program.outputs[: len(self.program.outputs) - self.watched]:
             shape = tuple(int(D.evaluate(d, known)) for d in t.shape)
             outputs.append(np.empty(shape, t.dtype.memory))
-        self.program.run_bound(
+        found = self.program.run_bound(
             self.bound,
             [a.ctypes.data for a in arrays],
             [o.ctypes.data for o in outputs],
             [sizes[symbol] for symbol in self.dims],
         )
+        for value, check in zip(found[1:] if found else (), self.made.checks):
+            if value:
+                raise Invalid(check.words(value, int(D.evaluate(check.size, known))))
         return [_given(tree, outputs) for tree in self.made.outputs.values()]
 
 
@@ -174,6 +180,12 @@ class Session:
         return all(c.constant for c in self._compiled)
 
     @property
+    def random(self) -> bool:
+        """Does some program draw numbers?"""
+        graphs = (c.made.graph for c in self._compiled)
+        return any(n.op.random for g in graphs for n in g.nodes())
+
+    @property
     def programs(self) -> list[Program]:
         return [c.program for c in self._compiled]
 
@@ -258,8 +270,8 @@ class Session:
         if kind == "sequence_type":
             if not isinstance(value, list | tuple):
                 raise Invalid(f"the input {name!r} is a sequence: give a list of arrays")
-            for v in value:
-                self._check(name, t.sequence_type.elem_type, v, sizes)
+            for v in value:  # symbolic dims of elements are those of each
+                self._check(name, t.sequence_type.elem_type, v, {})
             return
         tensor, array = t.tensor_type, np.asarray(value)
         wanted = numpy_of(tensor.elem_type)
