@@ -159,7 +159,9 @@ def _difference(got: Any, wanted: Any, rtol: float, atol: float, units: int = 0)
     if isinstance(wanted, list | tuple) or isinstance(got, list):
         if len(got) != len(wanted):
             return f"{len(got)} values for {len(wanted)}"
-        return next(filter(None, (_difference(*p, rtol, atol, units) for p in zip(got, wanted))), "")
+        return next(
+            filter(None, (_difference(*p, rtol, atol, units) for p in zip(got, wanted))), ""
+        )
     import ml_dtypes
 
     if got is None or wanted is None:

@@ -98,7 +98,9 @@ class Checks:
 
     def within(self, index: Node, size: Dim, where: str) -> str:
         """Every index is in [-size, size). Returns what operators may then assume of them."""
-        if not D.known_eq(index.ttype.size, 0) and not self._ranges.of(index).within(-1 * size, size):
+        if not D.known_eq(index.ttype.size, 0) and not self._ranges.of(index).within(
+            -1 * size, size
+        ):
             value = ops.index_check(index, size, True)
             self.found.setdefault(value, Check(where, size))
         return "wrapped"

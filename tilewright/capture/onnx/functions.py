@@ -32,7 +32,9 @@ def body_of(
     """What ONNX says that an operator is in terms of others; None where it says nothing."""
     text = b""
     if schema.has_function:
-        text = schema.get_function_with_opset_version(_fitting(schema.function_opset_versions, opset))
+        text = schema.get_function_with_opset_version(
+            _fitting(schema.function_opset_versions, opset)
+        )
     elif schema.has_context_dependent_function:
         node = onnx.NodeProto()
         node.CopyFrom(n)

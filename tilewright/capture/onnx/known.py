@@ -21,7 +21,6 @@ from tilewright.ir.node import Input, Node, topological
 from tilewright.ir.types import TensorType
 from tilewright.ops.creation import Iota
 
-
 SETTINGS = 16  # elements
 
 

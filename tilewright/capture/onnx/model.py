@@ -31,9 +31,7 @@ class Model:
     def converted(self, opset: int | None = None) -> Model:
         """The same in another opset, by default the newest, by ONNX's converter."""
         try:
-            made = version_converter.convert_version(
-                self.proto, opset or defs.onnx_opset_version()
-            )
+            made = version_converter.convert_version(self.proto, opset or defs.onnx_opset_version())
         except Exception as error:  # the converter raises what its C++ parts throw
             raise Invalid(
                 f"ONNX cannot convert this model from opset {self.opset}: {_first_line(error)}",

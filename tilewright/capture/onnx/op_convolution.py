@@ -90,9 +90,7 @@ def conv_transpose(c: Context, x: Node, w: Node, bias: Node | None = None) -> No
     # The whole result, with as much behind it as is wanted; then what the pads cut off.
     more = [extra[k] + max(0, -after[k]) for k in range(n)]
     fits = all(more[k] < max(stride[k], dilation[k]) for k in range(n))
-    y = ops.conv(
-        x, w, stride, 0, dilation, c.get("group", 1), True, more if fits else [0] * n
-    )
+    y = ops.conv(x, w, stride, 0, dilation, c.get("group", 1), True, more if fits else [0] * n)
     if not fits:
         y = ops.pad(y, [0] * (n + 2), [0, 0, *more])
     for k in range(n):

@@ -251,5 +251,3 @@ def swish(c: Context, x: Node) -> Node:
 @translation("Gelu")
 def gelu(c: Context, x: Node) -> Node:
     return ops.gelu(x, c.get("approximate", "none"))
-
-

@@ -114,11 +114,15 @@ def einsum(c: Context, *xs: Node) -> Node:
     if len(terms) != len(xs):
         c.refuse(f"{equation!r} has {len(terms)} terms for {len(xs)} operands")
     # An ellipsis stands for letters that no equation uses, the last of them for the last axis.
-    more = max((x.rank - len(t.replace("...", "")) for t, x in zip(terms, xs) if "..." in t), default=0)
+    more = max(
+        (x.rank - len(t.replace("...", "")) for t, x in zip(terms, xs) if "..." in t), default=0
+    )
     spare = [chr(0x391 + k) for k in range(more)]
 
     def spelled(term: str, rank: int) -> str:
-        return term.replace("...", "".join(spare[more - (rank - len(term) + 3) :]) if "..." in term else "")
+        return term.replace(
+            "...", "".join(spare[more - (rank - len(term) + 3) :]) if "..." in term else ""
+        )
 
     names = [spelled(t, x.rank) for t, x in zip(terms, xs)]
     if arrow:

@@ -13,18 +13,17 @@ from tilewright.ir.node import Node
 from tilewright.ir.types import DType, f32, i32, u8
 
 
-
 def _plain(x: Node | Narrow) -> Node:
     return x.node if isinstance(x, Narrow) else x
 
 
 def _spread(c: Context, s: Node, x: Node) -> Node:
-    """Scales or zero points as they meet the tensor: one, one per index of an axis, or per block."""
+    """Scales or zero points as they meet the tensor: one, one per index of an axis, or blocks."""
     if s.rank == 0 or (s.rank == 1 and s.shape[0] == 1):
         return ops.reshape(s, ())
     axis = axis_in(c, c.get("axis", 1), x.rank)
     block = c.get("block_size", 0)
-    if s.rank == 1 and x.rank != 1 or not block:
+    if (s.rank == 1 and x.rank != 1) or not block:
         return ops.reshape(s, [s.shape[0] if k == axis else 1 for k in range(x.rank)])
     apart = ops.unsqueeze(s, axis + 1)
     many = [*apart.shape]
@@ -44,7 +43,7 @@ def quantize_linear(
     work: DType = dtype_for(precision) if precision else f32
     steps = _spread(c, ops.cast(_plain(scale), work), x)
     y = ops.div(ops.cast(x, work), steps)
-    if element not in WHOLE and dtype_for(element).is_float or element == TensorProto.FLOAT4E2M1:
+    if (element not in WHOLE and dtype_for(element).is_float) or element == TensorProto.FLOAT4E2M1:
         return cast_to(c, y, element, bool(c.get("saturate", 1)))
     y = ops.cast(ops.round(y), f32)
     if zero is not None:
@@ -87,5 +86,3 @@ def dynamic_quantize_linear(c: Context, x: Node) -> tuple[Node, Node, Node]:
     point = ops.round(clamped(ops.neg(ops.div(low, scale)), 0, 255))
     y = clamped(ops.add(ops.round(ops.div(x, scale)), point), 0, 255)
     return ops.cast(y, u8), scale, ops.cast(point, u8)
-
-

@@ -182,9 +182,7 @@ def upsample(c: Context, x: Node, scales: Node | None = None) -> Node:
     """Before opset 11: by scales alone, counted from the corner, toward the element before."""
     factors: Sequence[float] = c.get("scales", []) or _floats(c, scales)
     shape = static(x.shape, c.op_type)
-    axes = {
-        k: _Axis(n, int(np.floor(n * s)), s) for k, (n, s) in enumerate(zip(shape, factors))
-    }
+    axes = {k: _Axis(n, int(np.floor(n * s)), s) for k, (n, s) in enumerate(zip(shape, factors))}
     mode = {"bilinear": "linear"}.get(c.get("mode", "nearest"), c.get("mode", "nearest"))
     down = replace(c, attributes={**c.attributes, "nearest_mode": "floor"})
     return _resized(down, x, axes, mode, "asymmetric")

@@ -54,9 +54,7 @@ def _inside(i: Node, n: int, padding: str, align: bool) -> tuple[Node, Node | No
     return clamped, (ops.eq(clamped, i) if padding == "zeros" else None)
 
 
-def sampled(
-    x: Node, places: Sequence[Node], mode: str, padding: str, align: bool
-) -> Node:
+def sampled(x: Node, places: Sequence[Node], mode: str, padding: str, align: bool) -> Node:
     """x[N, C, …] at places [N, points], one tensor of them per axis: [N, C, points]."""
     space = static(x.shape[2:], "an image that is sampled")
     flat = ops.reshape(x, (*x.shape[:2], int(np.prod(space))))
@@ -117,9 +115,7 @@ def roi_align(c: Context, x: Node, rois: Node, batches: Node) -> Node:
     corners = ops.mul(ops.cast(rois, f32), scale)
     if half:
         corners = ops.sub(corners, _number(0.5))
-    left, top, right, bottom = (
-        ops.reshape(p, (count, 1)) for p in ops.split(corners, [1] * 4, 1)
-    )
+    left, top, right, bottom = (ops.reshape(p, (count, 1)) for p in ops.split(corners, [1] * 4, 1))
     lines = []
     for low, high, bins in ((top, bottom, height), (left, right, width)):
         span = ops.sub(high, low)
@@ -159,8 +155,6 @@ def roi_align(c: Context, x: Node, rois: Node, batches: Node) -> Node:
     bins = ops.reshape(found, (count, channels, height, ratio, width, ratio))
     pooled = ops.amax(bins, (3, 5)) if mode == "max" else ops.mean(bins, (3, 5))
     return ops.cast(pooled, x.dtype)
-
-
 
 
 @translation("DeformConv")

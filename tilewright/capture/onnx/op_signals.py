@@ -95,9 +95,7 @@ def col2im(c: Context, x: Node, image: Node, block: Node) -> Node:
     dilation, stride = c.get("dilations", [1] * n), c.get("strides", [1] * n)
     pads = c.get("pads", [0] * 2 * n)
     padded = [space[k] + pads[k] + pads[n + k] for k in range(n)]
-    counts = [
-        (padded[k] - (kernel[k] - 1) * dilation[k] - 1) // stride[k] + 1 for k in range(n)
-    ]
+    counts = [(padded[k] - (kernel[k] - 1) * dilation[k] - 1) // stride[k] + 1 for k in range(n)]
     # The flat place of each tap of each window in the padded image, [taps, windows].
     at = np.zeros((1, 1), np.int64)
     for k in range(n):

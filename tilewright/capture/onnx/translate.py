@@ -177,7 +177,7 @@ class _Walk:
             return _Text(numpy_helper.to_array(t))
         dtype, count = dtype_for(t.data_type), int(np.prod(t.dims, dtype=np.int64))
         read = partial(_read, t)
-        if count <= SMALL or dtype.is_int and count <= 16 * SMALL:
+        if count <= SMALL or (dtype.is_int and count <= 16 * SMALL):
             n = constant(read(), dtype)
         else:
             n = self._weight(TensorType(dtype, tuple(t.dims)), read)
@@ -191,7 +191,7 @@ class _Walk:
     def weight(self, array: np.ndarray, element: int) -> Node:
         """A constant that a translation computed."""
         dtype = dtype_for(element)
-        if array.size <= SMALL or dtype.is_int and array.size <= 16 * SMALL:
+        if array.size <= SMALL or (dtype.is_int and array.size <= 16 * SMALL):
             return constant(array, dtype)
         held = array.astype(dtype.numpy)
         return self._weight(TensorType(dtype, held.shape), lambda: held)
@@ -214,6 +214,9 @@ class _Walk:
             except (NeedsValue, NeedsSizes):
                 raise
             except TilewrightError as error:
+                if isinstance(error, Invalid) and self.symbols and not self.sizes:
+                    # Sizes that do not fit as symbols may do so as numbers.
+                    raise NeedsSizes(f"{label(n)}: {error.what}") from error
                 if error.where is None:
                     opset = versions.get("" if n.domain in OWN_DOMAINS else n.domain, 1)
                     error.where = f"{self.model.where}: node {label(n)}, opset {opset}"
@@ -358,7 +361,7 @@ class _Walk:
                     else f"the domain {domain or 'ai.onnx'!r} has no such operator in this opset"
                 )
                 raise Unsupported(f"{n.op_type}: {why}")
-        inner: dict[str, Value] = {name: None for name in function.input}
+        inner: dict[str, Value] = dict.fromkeys(function.input)
         inner.update(zip(function.input, operands))
         given = {a.name: value_of(a) for a in function.attribute_proto}
         # What ONNX's bodies name as operands that were left out.

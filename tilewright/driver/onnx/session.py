@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tilewright.capture.onnx.translate import (
 )
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
+from tilewright.graph.specialise import specialise
 from tilewright.ir import dim as D
 from tilewright.ir.node import topological
 from tilewright.ir.types import to_memory
@@ -46,6 +48,7 @@ class _Compiled:
 
     def __init__(self, made: Translated, symbols: Mapping[str, str], options: Options) -> None:
         self.made = made
+        self._fitting: set[tuple[int, ...]] = set()
         self.program: Program = compile_graph(made.graph, options)
         self.watched = len(made.checks) + 1 if made.checks else 0
         self.program.watch(self.watched)
@@ -57,6 +60,16 @@ class _Compiled:
         by_dim = {dim: symbol for symbol, dim in symbols.items()}
         self.dims = [by_dim[d] for d in self.program.dims]
         self.symbols = symbols
+
+    def takes(self, sizes: Mapping[str, int]) -> bool:
+        """Do the shapes of its graph fit together for these sizes? Operators on symbolic sizes
+        assume what they cannot prove."""
+        if self.made.sizes or not sizes or (key := tuple(sizes.values())) in self._fitting:
+            return True
+        if not fit(self.made, self.symbols, sizes):
+            return False
+        self._fitting.add(key)
+        return True
 
     @property
     def constant(self) -> bool:
@@ -73,7 +86,9 @@ class _Compiled:
             return False
         if any(not _alike(tree, feeds[name]) for name, tree in self.made.inputs.items()):
             return False
-        return all(_equal(feeds[name], v) for name, v in self.made.specialised.items())
+        if not all(_equal(feeds[name], v) for name, v in self.made.specialised.items()):
+            return False
+        return self.takes(sizes)
 
     def run(self, feeds: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
         arrays: list[np.ndarray] = []
@@ -94,6 +109,15 @@ class _Compiled:
             if value:
                 raise Invalid(check.words(value, int(D.evaluate(check.size, known))))
         return [_given(tree, outputs) for tree in self.made.outputs.values()]
+
+
+def fit(made: Translated, symbols: Mapping[str, str], sizes: Mapping[str, int]) -> bool:
+    """Has a graph types for these sizes?"""
+    try:
+        specialise(made.graph, {symbols[symbol]: n for symbol, n in sizes.items()})
+    except Invalid:
+        return False
+    return True
 
 
 def _alike(tree: Tree, value: Any) -> bool:
@@ -156,10 +180,8 @@ class Session:
                     where=model.where,
                     hint=f"its inputs are {_listed(self._inputs)}",
                 )
-        try:
-            self._compile(self._values, {})
-        except (NeedsValue, NeedsSizes):
-            pass  # a call says more
+        with suppress(NeedsValue, NeedsSizes):  # a call says more
+            self._compile(translate(model, self._values))
 
     # ---- what it takes and gives
 
@@ -226,16 +248,16 @@ class Session:
     def _compile_for(self, feeds: Mapping[str, Any], sizes: Mapping[str, int]) -> _Compiled:
         offered = {k: v for k, v in feeds.items() if k in self._values or _offers(v)}
         if 0 not in sizes.values():
-            try:
-                return self._compile(offered, {})
-            except NeedsSizes:
-                pass
-        return self._compile(offered, sizes)
+            with suppress(NeedsSizes):
+                made = translate(self._model, offered, {})
+                if fit(made, self._symbols, sizes):
+                    return self._compile(made)
+        return self._compile(translate(self._model, offered, sizes))
 
-    def _compile(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> _Compiled:
-        made = _Compiled(translate(self._model, values, sizes), self._symbols, self._options)
-        self._compiled.append(made)
-        return made
+    def _compile(self, made: Translated) -> _Compiled:
+        program = _Compiled(made, self._symbols, self._options)
+        self._compiled.append(program)
+        return program
 
     # ---- checks of a call
 
