@@ -86,7 +86,7 @@ def parts_of(case: Any) -> Parts:
     folder = Path(case.model_dir)
     sets = []
     for data in sorted(folder.glob("test_data_set*")):
-        sets.append(tuple(_read(data, what, folder) for what in ("input", "output")))
+        sets.append((_read(data, "input", folder), _read(data, "output", folder)))
     return (folder / "model.onnx").read_bytes(), sets, case.rtol, case.atol
 
 
@@ -102,7 +102,7 @@ def _read(data: Path, what: str, folder: Path) -> list[Any]:
 
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     kinds = [v.type for v in (model.graph.input if what == "input" else model.graph.output)]
-    out = []
+    out: list[Any] = []
     for k in range(len(list(data.glob(f"{what}_*.pb")))):
         text = (data / f"{what}_{k}.pb").read_bytes()
         kind = kinds[k].WhichOneof("value") if k < len(kinds) else "tensor_type"

@@ -1,4 +1,4 @@
-"""Sessions of ONNX models: what they compute, what they are specialised to, and what they refuse."""
+"""Sessions of ONNX models: what they compute, what they are made for, and what they refuse."""
 
 from pathlib import Path
 

@@ -153,7 +153,7 @@ class Context:
     def ints(self, x: Node) -> list[int]:
         return [int(v) for v in self.numbers(x).reshape(-1)]
 
-    def int(self, x: Node) -> int:
+    def one(self, x: Node) -> int:
         (only,) = self.ints(x)
         return only
 

@@ -66,7 +66,7 @@ class Whole:
 
 
 # Types without a dtype of their own, by the dtype that holds their values.
-WHOLE = {
+WHOLE: dict[int, Whole] = {
     TensorProto.INT4: Whole(i8, -8, 7),
     TensorProto.UINT4: Whole(u8, 0, 15),
     TensorProto.INT2: Whole(i8, -2, 1),

@@ -91,7 +91,7 @@ def one_hot(c: Context, places: Node, depth: Node, values: Node) -> Node:
 
 def _window(c: Context, size: Node, terms: tuple[float, ...]) -> Value:
     """A sum of cosines over a period."""
-    n = c.int(size)
+    n = c.one(size)
     period = n if c.get("periodic", 1) else n - 1
     at = ops.iota(n, 0, 1, f64)
     total = ops.number(terms[0], f64)
@@ -120,13 +120,13 @@ def blackman(c: Context, size: Node) -> Value:
 def mel_weight_matrix(
     c: Context, bins: Node, length: Node, rate: Node, lower: Node, upper: Node
 ) -> Value:
-    mels, size = c.int(bins), c.int(length)
+    mels, size = c.one(bins), c.one(length)
     low, high = (float(c.numbers(v).reshape(-1)[0]) for v in (lower, upper))
     first, last = (2595 * np.log10(1 + f / 700) for f in (low, high))
     # The last edge is not reached: a step is one of as many parts as there are edges.
     edges = np.linspace(first, last, mels + 2, endpoint=False)
     hertz = 700 * (10 ** (edges / 2595) - 1)
-    places = ((size + 1) * hertz // c.int(rate)).astype(int)
+    places = ((size + 1) * hertz // c.one(rate)).astype(int)
     out = np.zeros((size // 2 + 1, mels))
     for k in range(mels):
         a, centre, b = places[k : k + 3]

@@ -77,7 +77,7 @@ def lp_normalization(c: Context, x: Node) -> Node:
 @translation("Dropout")
 def dropout(
     c: Context, x: Node, ratio: Node | None = None, training: Node | None = None
-) -> Node | tuple[Node, Node]:
+) -> Node | tuple[Node, ...]:
     trains = training is not None and bool(np.all(c.numbers(training)))
     share = c.get("ratio", 0.5) if ratio is None else float(c.numbers(ratio).reshape(-1)[0])
     if trains and share:

@@ -90,7 +90,7 @@ translation("ArgMin")(_arg(ops.argmin))
 
 def _cumulative(build: Callable[[Node, int], Node], neutral: int) -> Callable[..., Node]:
     def translate(c: Context, x: Node, axis: Node) -> Node:
-        k = axis_in(c, c.int(axis), x.rank)
+        k = axis_in(c, c.one(axis), x.rank)
         line = ops.flip(x, [k]) if c.get("reverse", 0) else x
         if c.get("exclusive", 0):
             before = [int(a == k) for a in range(x.rank)]
@@ -109,7 +109,7 @@ translation("CumProd")(_cumulative(ops.cumprod, 1))
 @translation("TopK")
 def top_k(c: Context, x: Node, count: Node | None = None) -> tuple[Node, Node]:
     axis = axis_in(c, c.get("axis", -1), x.rank)
-    k = c.get("k", 0) if count is None else c.int(count)
+    k = c.get("k", 0) if count is None else c.one(count)
     pair = ops.topk(x, k, axis, bool(c.get("largest", 1)))
     return item(pair, 0), item(pair, 1)
 

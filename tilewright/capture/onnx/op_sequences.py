@@ -20,7 +20,7 @@ def sequence_empty(c: Context) -> list[Value]:
 
 
 def _place(c: Context, sequence: list[Value], at: Node, more: int = 0) -> int:
-    k, n = c.int(at), len(sequence) + more
+    k, n = c.one(at), len(sequence) + more
     if not -n <= k < n:
         c.refuse(f"position {k} is not one of a sequence of {len(sequence)}")
     return k + n if k < 0 else k
@@ -41,7 +41,7 @@ def sequence_insert(
     c: Context, sequence: list[Value], x: Value, at: Node | None = None
 ) -> list[Value]:
     n = len(sequence)
-    k = n if at is None else c.int(at)
+    k = n if at is None else c.one(at)
     if not -n <= k <= n:
         c.refuse(f"position {k} is not one of a sequence of {n}")
     out = list(sequence)
@@ -72,7 +72,7 @@ def split_to_sequence(c: Context, x: Node, sizes: Node | None = None) -> list[No
     if sizes is None:
         given = [1] * n
     elif sizes.rank == 0:
-        step = c.int(sizes)
+        step = c.one(sizes)
         given = [min(step, n - k) for k in range(0, n, step)]
     else:
         given = c.dims(sizes)

@@ -238,7 +238,7 @@ def space_to_depth(c: Context, x: Node) -> Node:
 
 @translation("Trilu")
 def trilu(c: Context, x: Node, k: Node | None = None) -> Node:
-    shift, upper = (0 if k is None else c.int(k)), bool(c.get("upper", 1))
+    shift, upper = (0 if k is None else c.one(k)), bool(c.get("upper", 1))
     rows = ops.reshape(ops.iota(x.shape[-2]), (x.shape[-2], 1))
     columns = ops.iota(x.shape[-1])
     gap = ops.sub(columns, rows)

@@ -30,12 +30,12 @@ def _transform(c: Context, x: Node, n: int, inverse: bool, onesided: bool) -> No
 @translation("DFT")
 def dft(c: Context, x: Node, length: Node | None = None, axis: Node | None = None) -> Node:
     if axis is not None:
-        k = c.int(axis)
+        k = c.one(axis)
     else:
         k = c.get("axis", 1) if c.opset < 20 else -2
     k = axis_in(c, k, x.rank)
     (n,) = static((x.shape[k],), "DFT")
-    wanted = n if length is None else c.int(length)
+    wanted = n if length is None else c.one(length)
     inverse, onesided = bool(c.get("inverse", 0)), bool(c.get("onesided", 0))
     if inverse and onesided:
         half = static(x.shape[k : k + 1])[0]
@@ -70,10 +70,10 @@ def _inverse_onesided(c: Context, x: Node, k: int, half: int, n: int) -> Node:
 def stft(
     c: Context, x: Node, step: Node, window: Node | None = None, length: Node | None = None
 ) -> Node:
-    hop = c.int(step)
+    hop = c.one(step)
     (n,) = static(x.shape[1:2], "STFT")
     if length is not None:
-        size = c.int(length)
+        size = c.one(length)
     elif window is not None:
         (size,) = static(window.shape, "STFT")
     else:
