@@ -73,6 +73,21 @@ def test_sizes_that_do_not_fit() -> None:
         s(floats(5, 3))
 
 
+def test_a_symbolic_bound_of_a_slice() -> None:
+    body = "s = Shape<start=1>(x)\n p = Slice(table, zero, s)\n y = Add(x, p)"  # positions so far
+    head = (
+        "(float[B, T] x) => (float[B, T] y) <float[5] table = {1, 2, 3, 4, 5}, int64[1] zero = {0}>"
+    )
+    s = session(head, body)
+    assert s.specialised == [{}]
+    for t in (1, 3, 5):
+        x = floats(2, t)
+        np.testing.assert_array_equal(s(x), x + np.arange(1, t + 1, dtype=np.float32))
+    assert len(s.programs) == 1
+    with pytest.raises(Invalid, match="do not broadcast"):
+        s(floats(2, 6))
+
+
 def test_a_value_that_decides_a_shape_is_told() -> None:
     s = session("(float[2, 6] x, int64[2] shape) => (float[a, b] y)", "y = Reshape(x, shape)")
     assert s.programs == []

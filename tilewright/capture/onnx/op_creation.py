@@ -19,6 +19,7 @@ from tilewright.capture.onnx.elements import (
     dtype_for,
     values_of,
 )
+from tilewright.ir import dim as D
 from tilewright.ir.node import Node
 from tilewright.ir.types import f32, f64, i64
 
@@ -64,6 +65,10 @@ def constant_of_shape(c: Context, shape: Node) -> Value:
 
 @translation("Range")
 def range_of(c: Context, start: Node, limit: Node, delta: Node) -> Node:
+    if start.dtype.is_int:
+        (first,), (end,), step = c.dims(start), c.dims(limit), c.one(delta)
+        if step > 0:
+            return ops.iota(D.maximum(0, D.ceildiv(end - first, step)), first, step, start.dtype)
     a, b, s = (c.numbers(v).reshape(-1)[0].item() for v in (start, limit, delta))
     count = max(0, math.ceil((b - a) / s))
     return ops.iota(count, a, s, start.dtype)

@@ -149,6 +149,10 @@ def _bound(b: Dim, n: Dim) -> Dim:
         b = b + n if b < 0 else b
         if isinstance(b, int) and b >= 2**31:  # models write the largest integer for "the end"
             return n
+    elif isinstance(n, int) and D.known_le(0, b):
+        # A symbolic bound is taken to be inside, as tables of positions are read: sizes for which
+        # it is not are refused by the type of the slice, and get a graph of their own.
+        return b
     return D.maximum(0, D.minimum(b, n))
 
 

@@ -211,8 +211,6 @@ class _Walk:
         for n in nodes:
             try:
                 self.node(n, env, outer, versions, depth)
-            except (NeedsValue, NeedsSizes):
-                raise
             except TilewrightError as error:
                 if isinstance(error, Invalid) and self.symbols and not self.sizes:
                     # Sizes that do not fit as symbols may do so as numbers.
