@@ -3,6 +3,7 @@
     python -m tests.suites.onnx_backend                      # everything that needs no download
     python -m tests.suites.onnx_backend --slice 0:200
     python -m tests.suites.onnx_backend --only 'test_resize*'
+    python -m tests.suites.onnx_backend --engine onnxruntime # the same by ONNX Runtime, to compare
 
 What is known not to be right stands in onnx_expected.json with a reason. A case that fails without
 standing there fails the run, and so does one that stands there and passes: the list only shrinks.
@@ -26,11 +27,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.suites.onnx_cases import GOOD, STATUSES, cases, downloads, work, written
+from tests.suites.onnx_cases import GOOD, STATUSES, cases, downloads, opset_of, work, written
 from tests.suites.opinfo_runs import Outcome, Settings, run
 
 EXPECTED = Path(__file__).with_name("onnx_expected.json")
 SHOWN = 40
+COMPARED = 26  # opsets that other engines have by now
 
 
 def expected() -> dict[str, str]:
@@ -69,6 +71,9 @@ def report(console: Console, outcomes: Sequence[Outcome]) -> None:
         if counts[status]:
             table.add_row(meaning, str(counts[status]))
     table.add_row("all", str(len(outcomes)), style="bold")
+    older = [o for o in outcomes if opset_of(cases()[o.name]) <= COMPARED]
+    good = sum(o.status in GOOD for o in older)
+    table.add_row(f"right of those of opset {COMPARED} and before", f"{good} of {len(older)}")
     table.add_row("models to download, not run", str(len(downloads())))
     console.print(table)
     reasons: dict[str, list[str]] = {}
@@ -103,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suites.onnx_backend")
     parser.add_argument("--slice", help="first:last of the cases, in the suite's order")
     parser.add_argument("--only", help="names of cases, separated by commas; * is allowed")
+    parser.add_argument("--engine", default="tilewright", choices=["tilewright", "onnxruntime"])
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one case")
     parser.add_argument("--update", action="store_true", help="rewrite the list of failures")
@@ -114,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not names:
         console.print("No case has such a name; `--only 'test_add*'` is a pattern that does.")
         return 2
-    settings = Settings(jobs=given.jobs, timeout=given.timeout)
+    settings = Settings(backend=given.engine, jobs=given.jobs, timeout=given.timeout)
     with tempfile.TemporaryDirectory() as folder:
         place = given.cases or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
@@ -128,6 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report(console, outcomes)
     if given.json:
         given.json.write_text(json.dumps([o.as_json() for o in outcomes], indent=1) + "\n")
+    if given.engine != "tilewright":
+        return 0
     if given.update:
         update(outcomes)
         return 0

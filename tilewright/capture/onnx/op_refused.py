@@ -16,3 +16,6 @@ refuse_operators(
     "RegexFullMatch",
 )
 refuse_operators("images are not decoded", "ImageDecoder")
+refuse_operators(
+    "gradients of a model are not translated", "Gradient", domain="ai.onnx.preview.training"
+)
