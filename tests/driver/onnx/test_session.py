@@ -1,5 +1,7 @@
 """Sessions of ONNX models: what they compute, what they are made for, and what they refuse."""
 
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ pytest.importorskip("onnx", reason="the extra onnx is not installed")
 from onnx import helper, parser
 
 import tilewright as tw
-from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.errors import Invalid, MissingExtra, Unsupported
 from tilewright.driver.onnx.session import Session
 
 
@@ -44,6 +46,50 @@ def test_habits_of_a_session(tmp_path: Path) -> None:
     np.testing.assert_array_equal(only, z)
     np.testing.assert_array_equal(s(x, b)[1], z)
     np.testing.assert_array_equal(s(x, b=b)[1], z)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.delitem(sys.modules, "tilewright.onnx")
+    with pytest.raises(MissingExtra, match="reading ONNX models") as error:
+        import_module("tilewright.onnx")
+    assert "tilewright[onnx]" in str(error.value)
+
+
+def test_sequences_and_optionals() -> None:
+    from onnx import helper as h
+
+    tensor = h.make_tensor_type_proto(1, ["N"])
+    sequence = h.make_sequence_type_proto(tensor)
+    graph = h.make_graph(
+        [
+            h.make_node("ConcatFromSequence", ["s"], ["y"], axis=0),
+            h.make_node("SequenceInsert", ["s", "y"], ["t"]),
+            h.make_node("OptionalHasElement", ["o"], ["has"]),
+        ],
+        "g",
+        [
+            h.make_value_info("s", sequence),
+            h.make_value_info("o", h.make_optional_type_proto(tensor)),
+        ],
+        [
+            h.make_value_info("y", tensor),
+            h.make_value_info("t", sequence),
+            h.make_tensor_value_info("has", 9, []),
+        ],
+    )
+    made = h.make_model(graph, opset_imports=[h.make_opsetid("", 18)])
+    s = tw.onnx.load(made.SerializeToString())
+    a, b = floats(2), floats(3)
+    for o in (None, a):
+        y, t, has = s.run(None, {"s": [a, b], "o": o})
+        np.testing.assert_array_equal(y, np.concatenate([a, b]))
+        assert [v.shape for v in t] == [(2,), (3,), (5,)]
+        assert bool(has) == (o is not None)
+    assert s.run(["y"], {"s": [b], "o": None})[0].shape == (3,)
+    assert s.run(["y"], {"s": [a], "o": None})[0].shape == (2,)  # of another size
+    with pytest.raises(Invalid, match="is a sequence: give a list"):
+        s.run(None, {"s": a, "o": None})
 
 
 def test_symbolic_sizes_are_one_program() -> None:

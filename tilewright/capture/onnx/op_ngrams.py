@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 from onnx import TensorProto
@@ -25,7 +26,7 @@ def tf_idf(c: Context, x: Node) -> Node:
     rows = ops.cast(x if x.rank == 2 else ops.unsqueeze(x, 0), i64)
     n, length = static(rows.shape, "TfIdfVectorizer")
     counts: list[Node] = []
-    for size, (low, high) in enumerate(zip(starts, starts[1:]), 1):
+    for size, (low, high) in enumerate(pairwise(starts), 1):
         grams = pool[low:high].reshape(-1, size)
         total = ops.full((n, len(grams)), 0, i64)
         skips = range(c.get("max_skip_count", 0) + 1) if size > 1 else range(1)

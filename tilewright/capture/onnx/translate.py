@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial, reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -185,7 +185,7 @@ class _Walk:
 
     def _weight(self, t: TensorType, read: Callable[[], np.ndarray]) -> Node:
         n = input(f"w{len(self.weights)}", t, "weight")
-        self.weights[n] = cache(read)
+        self.weights[n] = read  # when it is needed: nothing keeps a copy
         return n
 
     def weight(self, array: np.ndarray, element: int) -> Node:
@@ -411,7 +411,9 @@ def symbols_of(model: Model) -> dict[str, str]:
     identifiers. A dim without a name is one of its own."""
     found: dict[str, str] = {}
     for v in model.proto.graph.input:
-        for k, d in enumerate(v.type.tensor_type.shape.dim):
+        optional = v.type.WhichOneof("value") == "optional_type"
+        t = v.type.optional_type.elem_type if optional else v.type
+        for k, d in enumerate(t.tensor_type.shape.dim):
             if d.WhichOneof("value") != "dim_value":
                 found.setdefault(symbol_of(v.name, k, d), f"d{len(found)}")
     return found

@@ -84,11 +84,23 @@ class _Compiled:
             return False
         if not self.made.sizes and 0 in sizes.values():
             return False
-        if any(not _alike(tree, feeds[name]) for name, tree in self.made.inputs.items()):
+        if any(not self._alike(tree, feeds[name]) for name, tree in self.made.inputs.items()):
             return False
         if not all(_equal(feeds[name], v) for name, v in self.made.specialised.items()):
             return False
         return self.takes(sizes)
+
+    def _alike(self, tree: Tree, value: Any) -> bool:
+        """Has a value the structure, and the sizes that are numbers, of what it was made for?"""
+        if isinstance(tree, list):
+            same = isinstance(value, list | tuple) and len(value) == len(tree)
+            return same and all(self._alike(t, v) for t, v in zip(tree, value))
+        if tree is None or value is None:
+            return tree is value
+        wanted, shape = self.types[tree.place].shape, np.shape(value)
+        return len(wanted) == len(shape) and all(
+            not isinstance(d, int) or d == n for d, n in zip(wanted, shape)
+        )
 
     def run(self, feeds: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
         arrays: list[np.ndarray] = []
@@ -118,14 +130,6 @@ def fit(made: Translated, symbols: Mapping[str, str], sizes: Mapping[str, int]) 
     except Invalid:
         return False
     return True
-
-
-def _alike(tree: Tree, value: Any) -> bool:
-    """Has a value the structure that a program was made for?"""
-    if isinstance(tree, list):
-        same = isinstance(value, list | tuple) and len(value) == len(tree)
-        return same and all(_alike(t, v) for t, v in zip(tree, value))
-    return (tree is None) == (value is None)
 
 
 def _equal(a: Any, b: np.ndarray) -> bool:
