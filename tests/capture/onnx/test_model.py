@@ -1,5 +1,6 @@
 """Files that are no models, or bad ones: an error in words, nothing run."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 from onnx import helper, numpy_helper, parser  # noqa: E402
 
-from tilewright.base.errors import Invalid, Unsupported  # noqa: E402
+from tilewright.base.errors import Invalid, TilewrightError, Unsupported  # noqa: E402
 from tilewright.capture.onnx.model import read  # noqa: E402
 from tilewright.capture.onnx.translate import translate  # noqa: E402
 
@@ -111,3 +112,33 @@ def test_operators_without_a_translation_are_named() -> None:
     with pytest.raises(Unsupported, match="only data decides") as error:
         translate(read(text(body)))
     assert "NonZero (-> i), opset 18" in str(error.value)
+
+
+def changed(data: bytes, seed: int) -> bytes:
+    """The bytes with a few of them replaced, left out or put in."""
+    rng, out = random.Random(seed), bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at, byte = rng.randrange(len(out)), rng.randrange(256)
+        out[at : at + rng.randrange(2)] = bytes([byte] * rng.randrange(2))
+    return bytes(out)
+
+
+def test_altered_bytes_are_an_error_in_words() -> None:
+    """Or still a model: whatever they are, nothing else is raised."""
+    body = """
+        w = Constant <value = float[2, 1, 2] {1, 2, 3, 4}> ()
+        c = Conv <strides = [1], pads = [1, 1]> (x, w)
+        s = Shape (c)
+        p = AveragePool <kernel_shape = [2], strides = [1]> (c)
+        n = LayerNormalization <axis = -1> (p, one)
+        y = Reshape (c, s)
+    """
+    whole = text(body, head="float[1, 1, 3] x, float[3] one")
+    ends = {"ok": 0, "refused": 0}
+    for seed in range(2000):
+        try:
+            translate(read(changed(whole, seed)))
+            ends["ok"] += 1
+        except TilewrightError:
+            ends["refused"] += 1
+    assert min(ends.values()) > 50

@@ -89,7 +89,8 @@ class Narrow:
 
 def name_of(element: int) -> str:
     """As ONNX and its users call it: FLOAT, INT4, …"""
-    return TensorProto.DataType.Name(element)
+    known = TensorProto.DataType.values()
+    return TensorProto.DataType.Name(element) if element in known else f"the type {element}"
 
 
 def dtype_for(element: int) -> DType:

@@ -97,6 +97,10 @@ def checked(proto: onnx.ModelProto, where: str, folder: Path | None = None) -> M
 
 def _sorted(graph: onnx.GraphProto, where: str) -> None:
     """Nodes come after what they read: otherwise the graph has a cycle, or is in disorder."""
+    for n in graph.node:
+        names = (n.name, n.op_type, n.domain, *n.input, *n.output, *(a.name for a in n.attribute))
+        if not all(isinstance(name, str) for name in names):
+            raise Invalid("the model is malformed: a name is not UTF-8", where=where)
     made = {name: n for n in graph.node for name in n.output if name}
     known = {v.name for v in (*graph.input, *graph.initializer)}
     known |= {t.values.name for t in graph.sparse_initializer}
@@ -113,7 +117,7 @@ def _sorted(graph: onnx.GraphProto, where: str) -> None:
 
 def label(n: onnx.NodeProto) -> str:
     """How messages name a node: its name, or what it makes."""
-    shown = n.name or "-> " + ", ".join(n.output)
+    shown = n.name or "-> " + ", ".join(map(str, n.output))
     return f"{n.op_type} ({shown})"
 
 

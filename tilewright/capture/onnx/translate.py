@@ -42,6 +42,8 @@ from tilewright.ir.node import Graph, Node, constant, input
 from tilewright.ir.types import TensorType, i64
 
 SMALL = 64  # elements of a constant that is part of the graph; larger ones are weights
+# What Python and numpy raise where a node of a malformed model does not fit its operator.
+MISFITS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
 DEEPEST = 100  # bodies inside each other: a function that calls itself has no end
 
 
@@ -210,7 +212,14 @@ class _Walk:
             raise Invalid("functions of the model call each other without an end")
         for n in nodes:
             try:
-                self.node(n, env, outer, versions, depth)
+                try:
+                    self.node(n, env, outer, versions, depth)
+                except TilewrightError:
+                    raise
+                except MISFITS as error:  # e.g. fewer strides than axes, which nobody checked
+                    raise Invalid(
+                        f"{n.op_type}: operands and attributes do not fit together: {error}"
+                    ) from error
             except TilewrightError as error:
                 if isinstance(error, Invalid) and self.symbols and not self.sizes:
                     # Sizes that do not fit as symbols may do so as numbers.
@@ -392,7 +401,10 @@ def _unwrapped(x: Value) -> Value:
 
 
 def _read(t: onnx.TensorProto) -> np.ndarray:
-    return values_of(numpy_helper.to_array(t), t.data_type)
+    try:
+        return values_of(numpy_helper.to_array(t), t.data_type)
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"the tensor {t.name!r} has other data than its shape says") from error
 
 
 def _dense(sparse: onnx.SparseTensorProto) -> tuple[np.ndarray, int]:
