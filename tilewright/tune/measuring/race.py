@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-import numpy as np
-
 from tilewright.base.errors import TilewrightError
 from tilewright.ir.target import Target
 from tilewright.kernel.nest import Nest
 from tilewright.runtime.device import Device, DeviceKernel
 from tilewright.tune.measure import ROUNDS, SAMPLE_SECONDS, Arguments, Launch, device_for
-from tilewright.tune.measuring.judging import Judge
+from tilewright.tune.measuring.judging import Exact, Judge
 
 # After so many rounds a candidate may leave.
 FEWEST = 3
@@ -51,7 +49,7 @@ class _Runner:
 
 
 # Results in float64 of the outputs, if there are any, and the terms of the longest sum.
-Exact = Callable[[Arguments], tuple[Sequence[np.ndarray] | None, int]]
+InDouble = Callable[[Arguments], tuple[Exact | None, int]]
 
 
 def race(
@@ -61,7 +59,7 @@ def race(
     on: Device | None = None,
     begins: Callable[[int], None] = lambda k: None,
     codes: Sequence[bytes] = (),
-    exact: Exact = lambda arguments: (None, 1),
+    exact: InDouble = lambda arguments: (None, 1),
 ) -> list[Verdict]:
     """Verdicts in the order of the nests, the first of which is the reference. `begins` is told
     before each has a turn: whoever watches knows which one did not come back. `codes` are the code
