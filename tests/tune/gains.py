@@ -87,6 +87,7 @@ def tuned(
         tune(
             kernels, targets.default(), told,
             trials=trials, minutes=minutes, seed=seed, records=records,
+            graphs=[p.graph for p in programs if p.graph is not None],
         )  # fmt: skip
     return len(kernels), trials
 

@@ -3,6 +3,7 @@ slower leave early. Each is judged by the results of the first, which is the ref
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -16,6 +17,8 @@ from tilewright.tune.measuring.judging import Exact, Judge
 
 # After so many rounds a candidate may leave.
 FEWEST = 3
+# Seconds of all rounds together, after which a race that has had its usual rounds ends.
+LONG = 4.0
 # One leaves when its fastest sample is slower than the leader's median by this part.
 BEHIND = 0.10
 
@@ -37,6 +40,14 @@ class Verdict:
     fault: str = ""  # one of FAULTS
     why: str = ""
     difference: float | None = None  # of a wrong one: the largest
+
+    def beside(self, first: Verdict) -> list[float]:
+        """What it took of the time of the first of the same race, round by round: what slows a
+        machine down for a while slows both."""
+        if self.seconds is None or not first.seconds:
+            return []
+        pairs = zip(self.samples, first.samples, strict=False)  # it may have left earlier
+        return [a / b for a, b in pairs] or [self.seconds / first.seconds]
 
 
 @dataclass
@@ -119,9 +130,13 @@ def _run(
     rounds: int,
     begins: Callable[[int], None],
 ) -> None:
-    left = list(runners)
+    """The order turns: none always follows the same one."""
+    left, began = list(runners), time.monotonic()
     for k in range(rounds):
-        for r in left:
+        if k >= ROUNDS and time.monotonic() - began > LONG:
+            break
+        shift = k % max(1, len(left))
+        for r in left[shift:] + left[:shift]:
             begins(r.number)
             r.samples.append(arguments.seconds(r.launches, r.calls))
         if k + 1 >= FEWEST and left:
