@@ -1,4 +1,4 @@
-"""What was decided for kernels alone is tried in the program: what makes it slower is taken back."""
+"""What was decided for kernels alone is tried in the program: what slows it down is taken back."""
 
 from __future__ import annotations
 

@@ -145,6 +145,22 @@ def test_what_rules_open(group: Group, kind: type, named: str) -> None:
     raise AssertionError(f"no value of {names} is legal and another schedule")
 
 
+def test_loops_of_any_size_are_written_out() -> None:
+    """Several iterations at a time, with a tail where sizes do not divide."""
+    scan = parse_group("""
+group scan
+  in a: f32[19,101]
+  out y: f32[19,101]
+  y[y.i,y.j] = select(#(y.j) > 0, y[y.i,y.j-1], 0.0) + a[y.i,y.j] for y.i in 19, y.j in 101 in order
+""")
+    space = made(scan)
+    (name,) = (n for n in opened(space, Unroll) if "unroll" in n)
+    for value in space.named[name].values:
+        found = space.replay(scan, {name: value})
+        assert (Unroll("y.j.1") in found.trace) == (value != 1)
+        Judge(scan, [{}]).nest(found.nest)
+
+
 PACKED = parse_group("""
 group packed
   in b: f32[2,20,12] laid out by a0, a1 -> a1//12, a0, a1%12
