@@ -59,8 +59,8 @@ def test_what_makes_a_program_slower_is_taken_back() -> None:
     clock = Clock({r.group: 0.05 for r in records} | {second.group: -0.2})
     assert to_take_back(graph, Options(), records, clock) == [second]
     every = {r.group for r in records}
-    assert clock.seen[0][0] == every and every - {first.group} in clock.seen[0]
-    assert clock.seen[0][-1] == set() and clock.seen[1][0] == every - {second.group}
+    assert clock.seen[:2] == [[every, every - {r.group}] for r in (first, second)]
+    assert clock.seen[-1] == [every - {second.group}, set()]
 
 
 def test_what_gains_stays_and_little_decides_nothing() -> None:
@@ -96,9 +96,7 @@ def test_tuning_takes_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     def taken(graph: Graph, options: Options, listed: Sequence[Record]) -> list[Record]:
         assert listed and all(r.gains for r in listed)
-        return in_program.to_take_back(
-            graph, options, listed, lambda g, p: [2.0] + [1.0] * (len(p) - 1)
-        )
+        return in_program.to_take_back(graph, options, listed, lambda g, p: [2.0, 1.0])
 
     monkeypatch.setattr(tune, "to_take_back", taken)
     given = {"trials": 8, "minutes": 1.0, "search": "random", "model": "analytic"}
