@@ -29,13 +29,10 @@ FACES = {"te", "testing"}
 HARD_DEPENDENCIES = {"numpy", "llvmlite", "rich"}
 MAX_LINES = 600
 
-# Spelled in pieces: this file is searched too.
-MACHINE_PATHS = re.compile(
-    "|".join(
-        rf"(?<![\w.<$}}*~-])/{top}/[\w.-]+"
-        for top in ("ho" + "me", "ro" + "ot", "Us" + "ers", "wo" + "rk", "mn" + "t")
-    )
-)
+# Spelled in pieces: this file is searched too. What may not stand before a path is looked at behind
+# its first character: a pattern that begins with a letter of its own is found faster.
+_TOPS = "|".join(("ho" + "me", "ro" + "ot", "Us" + "ers", "wo" + "rk", "mn" + "t"))
+MACHINE_PATHS = re.compile(rf"/(?<![\w.<$}}*~-]/)(?:{_TOPS})/[\w.-]+")
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -55,6 +52,10 @@ HOLDS = (ast.stmt, ast.excepthandler, ast.match_case)  # what may have imports i
 def inside(node: ast.AST, everything: bool) -> Iterator[ast.AST]:
     """What is written in it; without `everything`, no expressions, which are most of a file."""
     return (x for x in ast.iter_child_nodes(node) if everything or isinstance(x, HOLDS))
+
+
+def for_typing(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
 def mentions(path: Path, *words: str) -> bool:
@@ -103,10 +104,9 @@ def contents(path: Path) -> Contents:
             if not typing:  # an import of a name is one of the module that has it
                 names.add(module if module in modules() else module.rpartition(".")[0])
         later = local or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        checked = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        checked = node.body if isinstance(node, ast.If) and for_typing(node.test) else ()
         for child in inside(node, everything):
-            only = checked and isinstance(node, ast.If) and child in node.body
-            walk(child, later, typing or only)
+            walk(child, later, typing or child in checked)
 
     walk(parsed(path), False, False)
     return Contents(tuple(imports), frozenset(names))
@@ -280,7 +280,8 @@ def test_no_machine_paths() -> None:
     wrong = [
         f"{p.relative_to(ROOT)}:{number}: {found.group()}"
         for p in texts
-        for number, line in enumerate(p.read_text().splitlines(), 1)
-        if (found := MACHINE_PATHS.search(line))
+        for text in [p.read_text()]
+        for found in MACHINE_PATHS.finditer(text)
+        for number in [text.count("\n", 0, found.start()) + 1]
     ]
     assert not wrong, "absolute paths of one machine:\n" + "\n".join(wrong)

@@ -45,7 +45,8 @@ def smaller(case):
 def as_code(case):
     return f"from {__name__} import GENERATOR, reproduce\\n\\nreproduce(GENERATOR, {case})\\n"
 
-GENERATOR = Generator("numbers", int, failure, smaller, as_code, seconds=0.5)
+SECONDS = 0.2 if WHAT == "hang" else 0.5
+GENERATOR = Generator("numbers", int, failure, smaller, as_code, seconds=SECONDS)
 """
 
 

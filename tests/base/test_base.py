@@ -3,6 +3,7 @@
 import logging
 import pickle
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -146,8 +147,23 @@ def test_a_log_collects_in_order() -> None:
     assert hash(log.of("fusion")[0]) is not None
 
 
+@pytest.fixture
+def heard() -> Iterator[list[logging.LogRecord]]:
+    """What an application hears that listens to everything."""
+    found: list[logging.LogRecord] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record)
+
+    listener = Listener()
+    logging.getLogger().addHandler(listener)
+    yield found
+    logging.getLogger().removeHandler(listener)
+
+
 def test_events_reach_logging_on_request(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, heard: list[logging.LogRecord]
 ) -> None:
     log = Log()
     monkeypatch.setenv("TILEWRIGHT_LOGS", "fusion,+schedule")
@@ -155,20 +171,25 @@ def test_events_reach_logging_on_request(
     log.add("fusion", "detail hidden", detail=True)
     log.add("schedule", "detail shown", detail=True)
     log.add("cache", "not asked")
-    seen = [(record.name, record.getMessage()) for record in caplog.records]
+    seen = [(record.name, record.getMessage()) for record in heard]
     assert seen == [
         ("tilewright.fusion", "shown  (m.py:3)"),
         ("tilewright.schedule", "detail shown"),
     ]
     monkeypatch.delenv("TILEWRIGHT_LOGS")
     log.add("fusion", "hidden again")
-    assert len(caplog.records) == 2
+    assert len(heard) == 2
 
 
-def test_an_application_may_listen_by_itself(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="tilewright"):
+def test_an_application_may_listen_by_itself(heard: list[logging.LogRecord]) -> None:
+    package = logging.getLogger("tilewright")
+    before = package.level
+    package.setLevel(logging.INFO)
+    try:
         Log().add("fallback", "ran in eager")
-    assert caplog.messages == ["ran in eager"]
+    finally:
+        package.setLevel(before)
+    assert [record.getMessage() for record in heard] == ["ran in eager"]
 
 
 def test_shown_on_the_terminal_without_any_setup(capfd: pytest.CaptureFixture[str]) -> None:

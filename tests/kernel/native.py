@@ -1,48 +1,29 @@
 """A nest as a native function on numpy arrays, with canaries around what it writes, and a way to
-see that it touches nothing else: memory that ends (or begins) at a page which may not be touched.
+see that it touches nothing else: memory that ends (or begins) at a page which may not be touched
+(beside.py).
 """
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
-import mmap
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tests.kernel.beside import Argument, Call, fatal_side
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType, from_memory, to_memory
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import compile_object
 from tilewright.runtime.nests import NestKernel
 from tilewright.targets import default
 
 # Bytes before and after each output that no kernel may touch.
 MARGIN = 1024
 CANARY = 0xA5
-
-
-def fatal_side(call: Callable[[bool], None]) -> str | None:
-    """On which side of its arguments a call touches memory that it must not: it is made with
-    arguments at the end of what may be touched, then at the beginning. One child process makes both
-    calls: to fork a process that has torch takes tens of milliseconds."""
-    sides = ("after the end", "before the beginning")
-    reached = mmap.mmap(-1, 1)  # shared with the child
-    child = os.fork()
-    if child == 0:
-        faulthandler.disable()  # it is this process that says what happened
-        status = 1
-        try:
-            for k in range(len(sides)):
-                reached[0] = k
-                call(k == 0)
-            status = 0
-        finally:
-            os._exit(status)
-    return sides[reached[0]] if os.waitpid(child, 0)[1] else None
 
 
 def _as_declared(a: np.ndarray, b: Buffer) -> np.ndarray:
@@ -55,8 +36,9 @@ class Native:
     def __init__(self, nest: Nest, target: Target | None = None) -> None:
         target = target or default()
         self.nest = nest
-        self.kernel = NestKernel(nest, target)
-        self.text = self.kernel.text
+        self.text = emit(legalise(nest, target), target)
+        self.code = compile_object(self.text, target)
+        self.kernel = NestKernel(nest, target, code=self.code)
 
     def __call__(
         self, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int] | None = None
@@ -93,11 +75,8 @@ class Native:
     ) -> str | None:
         """What becomes of a process in which touching memory outside the arguments is fatal."""
         sizes = dict(dims or {})
-
-        def call(at_end: bool) -> None:
-            memory = [self._guarded(b, arrays, sizes, at_end) for b in self.arguments]
-            self.call([address for _, address in memory], sizes)
-
+        memory = [self._argument(b, arrays, sizes) for b in self.arguments]
+        call = Call(self.code, self.kernel.name, memory, self.kernel.sizes(sizes))
         side = fatal_side(call)
         return None if side is None else f"native code touches memory {side} of an argument"
 
@@ -105,23 +84,10 @@ class Native:
     def arguments(self) -> list[Buffer]:
         return self.kernel.arguments
 
-    def _guarded(
-        self, b: Buffer, arrays: Mapping[str, np.ndarray], sizes: Mapping[str, int], at_end: bool
-    ) -> tuple[mmap.mmap, int]:
-        """The buffer next to a page that must not be touched, and its address."""
+    def _argument(
+        self, b: Buffer, arrays: Mapping[str, np.ndarray], sizes: Mapping[str, int]
+    ) -> Argument:
         shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
-        item = b.dtype.bytes
-        size = int(np.prod(shape)) * item
-        pages = -(-max(size, 1) // mmap.PAGESIZE)
-        memory = mmap.mmap(-1, (pages + 2) * mmap.PAGESIZE)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        first = start + mmap.PAGESIZE
-        address = first + pages * mmap.PAGESIZE - size if at_end else first
-        if b.name in arrays:
-            data = to_memory(_as_declared(arrays[b.name], b), b.dtype).tobytes()
-            ctypes.memmove(address, data, len(data))
-        protect = ctypes.CDLL(None).mprotect
-        protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        for page in (start, first + pages * mmap.PAGESIZE):
-            assert protect(page, mmap.PAGESIZE, 0) == 0
-        return memory, address
+        given = arrays.get(b.name)
+        data = b"" if given is None else to_memory(_as_declared(given, b), b.dtype).tobytes()
+        return Argument(int(np.prod(shape)) * b.dtype.bytes, data)

@@ -73,7 +73,7 @@ SIZES = {"even": (24, 24, 2 * LANES), "ragged": (13, 29, 2 * LANES), "tail": (14
 
 
 # Of many rows, which the interpreter takes long for, one head and fewer prefixes.
-EVERY = [("even", 14, (2, 2)), ("ragged", 14, (2, 2)), ("tail", 60, (1, 1))]
+EVERY = [("even", 28, (2, 2)), ("ragged", 28, (2, 2)), ("tail", 60, (1, 1))]
 ALL = [
     pytest.param((size, 7, (2, 2)), causal, id=f"{size}-all-{causal}", marks=pytest.mark.slow)
     for size in SIZES

@@ -7,6 +7,7 @@ import pytest
 
 from tests.kernel.fuzz import Judge
 from tests.kernel.native import Native
+from tests.seeds import crossed
 from tilewright.kernel.nest import Loop, Nest, Store, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.text import parse_group
@@ -103,8 +104,7 @@ def test_what_both_read_is_computed_once_and_not_stored(n: int) -> None:
     assert isinstance(width, int) and width <= 64, "e is stored whole"
 
 
-@pytest.mark.parametrize("width", [1, 3, 64])
-@pytest.mark.parametrize("n", [3, 1000, 5003])
+@pytest.mark.parametrize(("n", "width"), crossed([3, 1000, 5003], [1, 3, 64], 3))
 def test_rows_share_the_loop_over_their_indices(n: int, width: int) -> None:
     nest = scheduled(ROWS.format(n=n, width=width))
     assert n < 5000 or sharing(nest, "y", "t")  # of few, each has its own loop

@@ -32,10 +32,10 @@ from tilewright.kernel.step import parse_trace
 from tilewright.kernel.steps import vectorize
 from tilewright.kernel.text import parse_group
 
-PER_SLICE = 15
+PER_SLICE = 10
 
 
-@pytest.mark.parametrize("piece", drawn(range(16), quick=1))
+@pytest.mark.parametrize("piece", drawn(range(24), quick=1))
 def test_slice(piece: int) -> None:
     seeds = range(piece * PER_SLICE, (piece + 1) * PER_SLICE)
     counts, reports = fuzz(seeds)

@@ -45,7 +45,11 @@ def test_random_convolutions(seed: int) -> None:
     [
         (SMALL, "cp.async.cg.shared.global"),  # 8 channels at a time
         (Convolution(1, (9, 9), 3, 16, (7, 7), 2, 3), "cp.async.ca.shared.global"),  # 4
-        (Convolution(2, (5, 7), 24, 40, stride=2, residual=True), "cp.async.cg.shared.global"),
+        pytest.param(
+            Convolution(2, (5, 7), 24, 40, stride=2, residual=True),
+            "cp.async.cg.shared.global",
+            marks=SLOW,
+        ),
         (Convolution(1, (9, 9), 64, 64, (1, 1), 2, 0), "cp.async.cg.shared.global"),
     ],
     ids=str,

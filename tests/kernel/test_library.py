@@ -141,9 +141,15 @@ for t2.i0 in 12, t2.i1 in 3, t2.r0 in 2 from 0.0
 """
 
 
-def weight_gradient(kernel: tuple[int, int], stride: int, padding: int, dilation: int) -> Group:
+def weight_gradient(
+    kernel: tuple[int, int],
+    stride: int,
+    padding: int,
+    dilation: int,
+    size: tuple[int, int] = (5, 4),
+) -> Group:
     """As a product of windows, of float32 as if instructions multiplied those."""
-    x, size = arg("x", 2, 2, 5, 4), (5, 4)
+    x = arg("x", 2, 2, *size)
     steps = [
         (n + 2 * padding - dilation * (k - 1) - 1) // stride + 1
         for n, k in zip(size, kernel, strict=True)
@@ -181,7 +187,7 @@ LONGER = (
     .replace("select(#(2*", "select(#((t0.i1//2)) < 9 & #(2*")
 )
 GRAPHS: dict[str, Callable[[], Graph | Group]] = {
-    "weight gradient": lambda: weight_gradient((2, 2), 1, 1, 1),
+    "weight gradient": lambda: weight_gradient((2, 2), 1, 1, 1, (3, 2)),
     "weight gradient by 2": lambda: weight_gradient((2, 2), 2, 1, 2),
     "weight gradient of pixels": lambda: weight_gradient((1, 1), 2, 0, 1),
     "longer windows": lambda: parse_group(LONGER),
@@ -194,20 +200,20 @@ GRAPHS: dict[str, Callable[[], Graph | Group]] = {
     "one row": lambda: graph(build.matmul(arg("x", 1, 7), arg("y", 7, 3))),
     "conv": lambda: graph(
         build.relu(
-            build.conv(arg("x", 2, 4, 7, 6), weight("w", 6, 4, 3, 2), (2, 1), (0, 0), (1, 2), 1)
+            build.conv(arg("x", 2, 2, 5, 4), weight("w", 3, 2, 3, 2), (2, 1), (0, 0), (1, 2), 1)
         )
     ),
     "groups": lambda: graph(
-        build.conv(arg("x", 2, 4, 5, 5), weight("w", 6, 2, 3, 3), (1, 1), (0, 0), (1, 1), 2)
+        build.conv(arg("x", 2, 4, 3, 3), weight("w", 6, 2, 2, 2), (1, 1), (0, 0), (1, 1), 2)
     ),
     "padded": lambda: graph(
-        build.conv(arg("x", 1, 3, 5, 5), weight("w", 4, 3, 3, 3), (1, 1), (1, 1), (1, 1), 1)
+        build.conv(arg("x", 1, 2, 3, 4), weight("w", 3, 2, 3, 3), (1, 1), (1, 1), (1, 1), 1)
     ),
     "depthwise": lambda: graph(
-        build.conv(arg("x", 2, 4, 5, 5), weight("w", 4, 1, 3, 3), (1, 1), (1, 1), (1, 1), 4)
+        build.conv(arg("x", 2, 3, 3, 4), weight("w", 3, 1, 3, 3), (1, 1), (1, 1), (1, 1), 3)
     ),
     "points": lambda: graph(
-        build.conv(arg("x", 2, 4, 5, 5), weight("w", 6, 4, 1, 1), (1, 1), (0, 0), (1, 1), 1)
+        build.conv(arg("x", 2, 3, 3, 4), weight("w", 4, 3, 1, 1), (1, 1), (0, 0), (1, 1), 1)
     ),
 }
 

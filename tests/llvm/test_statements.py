@@ -4,15 +4,13 @@ touches nothing that was not chosen."""
 from __future__ import annotations
 
 import ctypes
-import mmap
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.kernel.native import fatal_side
+from tests.kernel.beside import Argument, Call, fatal_side
 from tests.seeds import crossed
 from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, from_memory, to_memory
@@ -39,8 +37,10 @@ class Compiled:
         self.nest = nest
         self.told: list[tuple[int, list[int]]] = []
         self._tell = REPORT(lambda site, n, at: self.told.append((site, [at[k] for k in range(n)])))
-        self.kernel = NestKernel(nest, target, {"tw_report": callback_address(self._tell)})
-        self.text = self.kernel.text
+        self.text = emit(legalise(nest, target), target)
+        self.code = compile_object(self.text, target)
+        told = {"tw_report": callback_address(self._tell)}
+        self.kernel = NestKernel(nest, target, told, self.code)
 
     def __call__(self, arrays: Mapping[str, Any], dims: Mapping[str, int] | None = None) -> None:
         addresses: list[int] = []
@@ -91,26 +91,10 @@ def same(
 def strays(n: Nest, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int]) -> str | None:
     """What becomes of a process in which touching memory beside the arguments is fatal."""
     compiled = Compiled(n)
-
-    def call(at_end: bool) -> None:
-        memory = [_beside(arrays[b.name], at_end) for b in n.buffers if b.name in arrays]
-        compiled.at([address for _, address in memory], dims)
-
-    return fatal_side(call)
-
-
-def _beside(array: np.ndarray, at_end: bool) -> tuple[mmap.mmap, int]:
-    pages = -(-max(array.nbytes, 1) // mmap.PAGESIZE)
-    memory = mmap.mmap(-1, (pages + 2) * mmap.PAGESIZE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    first = start + mmap.PAGESIZE
-    address = first + pages * mmap.PAGESIZE - array.nbytes if at_end else first
-    ctypes.memmove(address, array.tobytes(), array.nbytes)
-    protect = ctypes.CDLL(None).mprotect
-    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for page in (start, first + pages * mmap.PAGESIZE):
-        assert protect(page, mmap.PAGESIZE, 0) == 0
-    return memory, address
+    given = [arrays[b.name] for b in n.buffers if b.name in arrays]
+    memory = [Argument(x.nbytes, x.tobytes()) for x in given]
+    kernel = compiled.kernel
+    return fatal_side(Call(compiled.code, kernel.name, memory, kernel.sizes(dims)))
 
 
 # ---- masks
@@ -586,38 +570,3 @@ nest k
     got = same(text, {"x": x, "y": y})["y"]
     least = np.where(x < 2, x, -np.inf)
     np.testing.assert_array_equal(got, np.where(least.max(0) > 0, least.argmax(0), -7))
-
-
-HEAP = """
-nest kernel
-  in x: f32[200000]
-  out y: f32[3]
-  local t: f32[100000]
-  parallel i in 2 grain 1:
-    alloc t
-    for j in 100000:
-      t: t[j] = x[j] + x[i]
-    y: y[i] = t[7]
-  for k in 1:
-    alloc t
-    for j in 100000:
-      t: t[j] = x[j] * 2.0
-    y: y[k] = t[9]
-  alloc t
-  for j in 100000:
-    t: t[j] = x[j+100000]
-  y: y[2] = t[5]
-"""
-
-
-def test_memory_of_one_name_in_blocks_and_around_them() -> None:
-    """Each block has its own, and what is around it is meant again behind it."""
-    n = nest(HEAP)
-    x = np.arange(200000, dtype=np.float32)
-    same(HEAP, {"x": x, "y": np.zeros(3, np.float32)})
-    for function in emit(legalise(n, default()), default()).split("define ")[1:]:
-        taken = re.findall(r"(%\S+) = call ptr @malloc", function)
-        assert len(taken) == len(set(taken)) == function.count("call void @free")
-        for address in taken:
-            _, behind = function.split(f"call void @free(ptr {address})")
-            assert not re.search(rf"{re.escape(address)}\b", behind), "used after it was given back"

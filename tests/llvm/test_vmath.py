@@ -13,6 +13,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
+from tests.seeds import crossed
 from tilewright.base.errors import Invalid
 from tilewright.ir.scalar import SCALARS, SERIES, cost_of
 from tilewright.llvm import vmath
@@ -270,8 +271,7 @@ def assert_within(bound: float, errors: np.ndarray, arguments: Arguments, what: 
     assert errors[worst] <= bound, f"{what}: {errors[worst]} ulp at {at}, seed {SEED}"
 
 
-@pytest.mark.parametrize("fma", [True, False], ids=["fma", "nofma"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "fma"), crossed(NAMES, [True, False], 2))
 def test_accuracy(name: str, fma: bool) -> None:
     rng = np.random.default_rng(SEED)
     f = Compiled(name, [("f64", 4), ("f32", 4)], fma)

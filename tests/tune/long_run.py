@@ -60,8 +60,15 @@ def softmax(m: int, n: int) -> str:
 """
 
 
-# Kernels with spaces large enough for hundreds of trials each.
-GROUPS = (product(48, 96, 80), product(33, 64, 100), softmax(64, 200), product(16, 512, 24))
+# Kernels with spaces large enough for a hundred trials each, however wide the vectors are.
+SIZES = (48, 96, 80), (33, 64, 100), (16, 512, 24), (120, 64, 192), (72, 200, 96), (64, 48, 360)
+GROUPS = (
+    *(product(m, k, n) for m, k, n in SIZES),
+    *(product(2 * m, k + 7, n + 16) for m, k, n in SIZES),
+    *(product(m + 5, 2 * k, 3 * n) for m, k, n in SIZES),
+    softmax(64, 200),
+    softmax(120, 384),
+)
 
 
 def resident(pid: int | str = "self") -> int:

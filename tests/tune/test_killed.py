@@ -42,15 +42,15 @@ def test_nests_are_forgotten_after_each_race(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     gc.collect()
     before = _nests()
-    campaign = long_run.campaign_of(path, [long_run.softmax(8, 64)], 48, fake=True)
+    campaign = long_run.campaign_of(path, [long_run.softmax(8, 64)], 24, fake=True)
     for _ in campaign.run():
         pass
     gc.collect()
     task = campaign.tasks[0]
-    assert len(task.tuning.trials) == 48
+    assert len(task.tuning.trials) == 24
     steps = len(task.tuning.state.space.steps)
     # Of the last race, every step of every point.
-    assert _nests() - before < 48 + BATCH * steps
+    assert _nests() - before < 24 + BATCH * steps
 
 
 def _nests() -> int:

@@ -52,7 +52,7 @@ from tilewright.kernel.races import MANY, Watch, equal
 from tilewright.kernel.regions import Everything, Region
 from tilewright.kernel.roles import consumers, producer, role_loop
 from tilewright.kernel.simt_order import Order
-from tilewright.kernel.simt_reads import Owned, Reader, atomically, nested
+from tilewright.kernel.simt_reads import Owned, Reader, atomically, nested, spread
 from tilewright.kernel.simt_roles import Producer
 from tilewright.kernel.text import line_text
 from tilewright.kernel.threads import block_size, combined, grid_of, launches, thread_chain
@@ -192,7 +192,7 @@ class _Block:
                 since = self.by_thread if self.count > 1 else None
                 self.grid.order.atomic(self.number, s, cells, since)
             elif isinstance(s, If):
-                taken = np.broadcast_to(Reader(self, "if", env, who)(s.condition), who.shape)
+                taken = spread(Reader(self, "if", env, who)(s.condition), who.shape)
                 for body_, there in ((s.then, taken), (s.other, ~taken)):
                     self._some(body_, env, who, there)
             elif isinstance(s, While):
@@ -202,7 +202,7 @@ class _Block:
 
     def _while(self, s: While, env: Env, who: np.ndarray) -> None:
         while who.size:
-            going = np.broadcast_to(Reader(self, s.name, env, who)(s.condition), who.shape)
+            going = spread(Reader(self, s.name, env, who)(s.condition), who.shape)
             env = {k: v[going] if np.ndim(v) else v for k, v in env.items()}
             who = who[going]
             if who.size:
@@ -259,7 +259,7 @@ class _Block:
         if s.name in env:
             raise RunError(f"loop {s.name} is inside another loop of that name")
         raw = Reader(self, s.name, env, who).dim(s.extent)
-        count = np.broadcast_to(np.maximum(np.asarray(raw, np.int64), 0), who.shape)
+        count = spread(np.maximum(np.asarray(raw, np.int64), 0), who.shape)
         if s.kind in THREADS:
             mine = self.coords[s.kind][who]
             there = mine < count
@@ -361,8 +361,8 @@ class _Block:
         b = self.grid.nest.buffer(s.buffer)
         self._writable(s)
         ev = Reader(self, s.stage, env, who)
-        v = as_dtype(np.broadcast_to(ev(s.value), who.shape), b.dtype)
-        index = [np.broadcast_to(ev.dim(i), who.shape) for i in s.index]
+        v = as_dtype(spread(ev(s.value), who.shape), b.dtype)
+        index = [spread(ev.dim(i), who.shape) for i in s.index]
         what = f"{s.buffer}[{','.join(map(str, s.index))}]"
         cells = self.cells(s.buffer, index, who, True, f"{s.stage}: {what} writes")
         key = np.zeros(self.count, np.int64)
@@ -402,8 +402,8 @@ class _Block:
             return
         self._writable(s)
         ev = Reader(self, s.stage, env, who)
-        v = np.broadcast_to(ev(s.value), who.shape)
-        index = [np.broadcast_to(ev.dim(i), who.shape) for i in s.index]
+        v = spread(ev(s.value), who.shape)
+        index = [spread(ev.dim(i), who.shape) for i in s.index]
         self._write(s, who, index, v[None])
 
     def _writable(self, s: Store) -> None:

@@ -53,6 +53,12 @@ class Block(Protocol):
     def thread(self, t: Any, short: bool = False) -> str: ...
 
 
+def spread(x: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """One for each point. Most are so already, which numpy is slow to see."""
+    same = isinstance(x, np.ndarray) and x.shape == shape
+    return x if same else np.broadcast_to(x, shape)
+
+
 class Reader(Evaluator):
     """Evaluates what a store reads at its points; every load is checked and watched."""
 
@@ -68,8 +74,8 @@ class Reader(Evaluator):
         who = self.reader(v)
         # An instruction of a warp has points along several axes, and reads once along the others.
         shape = np.broadcast_shapes(who.shape, np.shape(self.mask), *(x.shape for x in index))
-        index = [np.broadcast_to(x, shape).reshape(-1) for x in index]
-        who, mask = (np.broadcast_to(x, shape).reshape(-1) for x in (who, self.mask))
+        index = [spread(x, shape).reshape(-1) for x in index]
+        who, mask = (spread(x, shape).reshape(-1) for x in (who, self.mask))
         return self._read(v, name, index, who, mask).reshape(shape)
 
     def reader(self, v: Load) -> np.ndarray:

@@ -106,7 +106,7 @@ BLOCKS = [(64, 64, 64), (16, 16, 16), (32, 128, 32)]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size", "blocks"), diagonals([*INTEGERS, *FLOATS], SIZES, BLOCKS, step=3)
+    ("dtype", "size", "blocks"), diagonals([*INTEGERS, *FLOATS], SIZES, BLOCKS, step=5)
 )
 def test_products(dtype: torch.dtype, size: tuple, blocks: tuple) -> None:
     rows, columns, deep = size

@@ -9,6 +9,7 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as tl
+from tests.driver.tile.impatience import impatience
 from tilewright.base import knobs
 from tilewright.lang.tile.language import core
 
@@ -81,8 +82,9 @@ def test_polling_waits_for_whoever_writes():
 @pytest.mark.parametrize("stepping", [False, True])
 def test_polling_in_vain_is_an_error(stepping):
     flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.bool)
+    told = pytest.raises(tw.TilewrightError, match="waits for a value that no one writes")
     with knobs.interpret.override(stepping):
-        with pytest.raises(tw.TilewrightError, match="waits for a value that no one writes"):
+        with impatience(), told:
             poll_for_ever[(1,)](flag, out)
         poll[(1,)](flag, out, 1000)
     assert not out.item()

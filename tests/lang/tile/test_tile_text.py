@@ -42,7 +42,7 @@ def test_kernels_read_back(name: str) -> None:
     assert [o.place for o in walk(again.body)] == [o.place for o in walk(k.body)]
 
 
-@pytest.mark.parametrize("first", drawn(range(0, 400, 20), quick=2))
+@pytest.mark.parametrize("first", drawn(range(0, 400, 20), quick=1))
 def test_random_kernels_read_back(first: int) -> None:
     for seed in range(first, first + 20):
         k = translated(random_kernel(seed))

@@ -3,12 +3,14 @@ over files that are no good."""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tilewright import targets
 from tilewright.base.errors import Invalid, MissingExtra
@@ -215,6 +217,48 @@ def test_without_the_extra_the_analytic_model_stands_in(monkeypatch: pytest.Monk
         model_for("learned", TARGET, told.append)
     with pytest.raises(Invalid, match="no model called 'best'"):
         model_for("best", TARGET, told.append)
+
+
+@needs_lightgbm
+def test_a_library_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> None:
+        raise OSError("libgomp.so.1: cannot open shared object file")
+
+    told: list[str] = []
+    learned.broken.cache_clear()
+    monkeypatch.setattr(learned, "import_module", fails)
+    try:
+        assert model_for("auto", TARGET, told.append).name == "analytic"
+        assert "libgomp1" in told[0] and "stands in" in told[0]
+        with pytest.raises(Invalid, match="LightGBM cannot be loaded"):
+            model_for("learned", TARGET, told.append)
+    finally:
+        learned.broken.cache_clear()
+
+
+@needs_lightgbm
+def test_a_copy_for_another_process_guesses_the_same(
+    drawn: tuple[Group, list[Point]], tmp_path: Path
+) -> None:
+    """Whatever the model tells its words to, and wherever it keeps what it learns."""
+    group, points = drawn
+    model = Learned(kept=Kept(tmp_path / "kept.npz", columns()), tell=Console().print)
+    model.queries = {str(k): q for k, q in enumerate(planted(0, 12))}
+    model._train()
+    copy = pickle.loads(pickle.dumps(model))
+    assert copy.scores(group, points, TARGET) == model.scores(group, points, TARGET)
+    assert copy.kept is None and not copy.queries
+
+
+SHIPPED = sorted(models.PRETRAINED.glob("*.txt"))
+
+
+@needs_lightgbm
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
+def test_shipped_models_are_of_these_features_and_small(path: Path) -> None:
+    told: list[str] = []
+    assert trees_of(path, told.append) is not None, told
+    assert path.stat().st_size <= 2_000_000
 
 
 @needs_lightgbm

@@ -27,6 +27,9 @@ def model_for(name: str, target: Target, tell: Callable[[str], object]) -> Model
     if name == "auto" and not learned.available():
         tell("the model that learns needs the extra `tune`: the analytic one stands in")
         name = "analytic"
+    if name == "auto" and (why := learned.broken()):
+        tell(f"{why}; the analytic model stands in")
+        name = "analytic"
     if name == "analytic":
         return Analytic()
     kept = import_module(_KEEPING).Kept(kept_file(target), learned.columns(), tell)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from math import log2
 from pathlib import Path
@@ -59,6 +61,19 @@ def available() -> bool:
     return find_spec("lightgbm") is not None
 
 
+@cache
+def broken() -> str:
+    """Why LightGBM, which is installed, cannot be loaded; empty where it can."""
+    try:
+        import_module("lightgbm")
+    except (OSError, ImportError) as why:
+        needed = (
+            " (it needs the system's libgomp: Debian's libgomp1)" if "libgomp" in str(why) else ""
+        )
+        return f"LightGBM cannot be loaded: {why}{needed}"
+    return ""
+
+
 @dataclass(frozen=True)
 class Query:
     """Schedules of one group: features, and times relative to the default schedule's, as
@@ -72,13 +87,17 @@ def as_times(ratios: Sequence[float | None]) -> np.ndarray:
     return np.array([BROKEN if r is None else log2(max(r, 1e-9)) for r in ratios])
 
 
+def _silent(what: str) -> None:
+    """For a model that has nobody to tell."""
+
+
 @dataclass
 class Learned:
     """Ranks by trees. What it learns is `kept` for the next run, if it is told where."""
 
     pretrained: Path | None = None
     kept: Kept | None = None
-    tell: Callable[[str], object] = lambda what: None
+    tell: Callable[[str], object] = _silent
     name: str = "learned"
     queries: dict[str, Query] = field(default_factory=dict)
     _model: Any = field(default=None, init=False)
@@ -88,12 +107,23 @@ class Learned:
     def __post_init__(self) -> None:
         if not available():
             raise MissingExtra("tune", "a model that learns")
+        if why := broken():
+            raise Invalid(why, hint="the analytic model needs nothing: `--model analytic`")
         if self.pretrained is not None:
             self._model = trees_of(self.pretrained, self.tell)
             self.pretrained = self.pretrained if self._model is not None else None
         if self.kept is not None:
             self.queries = {k: Query(*v) for k, v in self.kept.load().items()}
             self._train()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to guess: it neither learns nor keeps or tells anything."""
+        return {"name": self.name, "_model": self._model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.pretrained, self.kept, self.tell = None, None, _silent
+        self.queries, self._rows, self._groups = {}, {}, {}
+        self.name, self._model = state["name"], state["_model"]
 
     def scores(self, group: Group, points: Sequence[Point], target: Target) -> Sequence[float]:
         return [float(x) for x in predict(self._model, self._relative(group, points, target))]
