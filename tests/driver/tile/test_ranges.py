@@ -109,7 +109,7 @@ def test_the_first_of_a_list_stays_unless_another_is_clearly_faster() -> None:
     found.times[d] = (0.5, 0.5, 0.5)
     assert found.best == d and found.close(3) == [d]
     found.problems[d] = found.problems[a] = ValueError("no")
-    assert found.best == c
+    assert found.best == b
 
 
 def test_the_best_of_a_list_race_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
