@@ -72,6 +72,13 @@ def order(rounds: int, turns: Turns) -> list[int]:
     return told
 
 
+def test_all_have_as_many_calls_in_a_turn() -> None:
+    """Unless one is so slow that its turns would never end."""
+    runners = [race._Runner(k, None, [], once) for k, once in enumerate((2e-5, 1e-5, 1e-2))]  # type: ignore[arg-type]
+    race._share_out(runners)
+    assert [r.calls for r in runners] == [100, 100, 1]
+
+
 def test_the_order_turns() -> None:
     assert order(4, Turns()) == [0, 1, 2, 1, 2, 0, 2, 0, 1, 0, 1, 2]
 

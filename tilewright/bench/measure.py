@@ -79,8 +79,7 @@ def nothing() -> None:
 
 def repeats_of(call: Callable[[], object], settle: Callable[[], None] = nothing) -> int:
     """Calls that make up a round."""
-    for _ in range(2):
-        once = seconds(call, 1, settle)
+    once = min(seconds(call, 1, settle) for _ in range(2))
     return max(1, math.ceil(ROUND_SECONDS / max(once, 1e-7)))
 
 

@@ -17,6 +17,8 @@ from tilewright.tune.measuring.judging import Exact, Judge
 
 # After so many rounds a candidate may leave.
 FEWEST = 3
+# Calls of which the fastest says how many make up a sample.
+TRIES = 3
 # Seconds of all rounds together, after which a race that has had its usual rounds ends.
 LONG = 4.0
 # One leaves when its fastest sample is slower than the leader's median by this part.
@@ -55,7 +57,8 @@ class _Runner:
     number: int
     kernel: DeviceKernel
     launches: list[Launch]
-    calls: int = 1
+    once: float = 1.0  # seconds of a call, about
+    calls: int = 1  # of a sample
     samples: list[float] = field(default_factory=list)
 
 
@@ -106,9 +109,9 @@ def race(
             verdicts[k] = Verdict(fault="wrong", why=off.words, difference=off.largest)
             kernel.close()
             continue
-        once = arguments.seconds(r.launches, 1)
-        r.calls = max(1, min(1000, int(SAMPLE_SECONDS / max(once, 1e-7))))
+        r.once = min(arguments.seconds(r.launches, 1) for _ in range(TRIES))
         runners.append(r)
+    _share_out(runners)
     _run(runners, arguments, rounds, begins)
     for r in runners:
         verdicts[r.number] = Verdict(median(r.samples), tuple(r.samples))
@@ -122,6 +125,15 @@ def _failed(why: Exception) -> Verdict:
         return Verdict(fault="memory", why=str(why) or "there is not enough memory")
     said = why.what if isinstance(why, TilewrightError) else f"{type(why).__name__}: {why}"
     return Verdict(fault="refused", why=said)
+
+
+def _share_out(runners: Sequence[_Runner]) -> None:
+    """How many calls make up a sample: as many for all, since the first call of a turn finds other
+    things in the caches than the next; fewer only where one is far slower than the fastest."""
+    fastest = min((r.once for r in runners), default=1.0)
+    for r in runners:
+        most = min(SAMPLE_SECONDS / max(fastest, 1e-7), 10 * SAMPLE_SECONDS / max(r.once, 1e-7))
+        r.calls = max(1, min(1000, int(most)))
 
 
 def _run(
