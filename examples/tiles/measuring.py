@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 
 import tilewright as tw
+from tilewright.base.medians import median_interval
 from tilewright.bench.measure import (
     ROUND_SECONDS,
-    median_interval,
     ratio,
     ratio_interval,
     repeats_of,

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from tilewright.base.medians import median_interval
 from tilewright.bench.machine import Peak, Traffic
 from tilewright.bench.measure import (
     MIN_ROUNDS,
     geometric_mean,
     interleaved,
-    median_interval,
     ratio,
     ratio_interval,
 )

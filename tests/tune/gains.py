@@ -36,7 +36,15 @@ from tests.tune.gain_kernels import CASES, Case, Function
 from tilewright import targets
 from tilewright.base import knobs
 from tilewright.bench.catalog import MODELS
-from tilewright.bench.measure import MIN_ROUNDS, busy, interleaved, ratio, ratio_interval
+from tilewright.bench.measure import (
+    MIN_ROUNDS,
+    busy,
+    ratio,
+    ratio_interval,
+    repeats_of,
+    seconds,
+    take_turns,
+)
 from tilewright.bench.models import BUILDERS, build
 from tilewright.driver.looking.tune import tune
 from tilewright.runtime import pool
@@ -87,6 +95,7 @@ def tuned(
         tune(
             kernels, targets.default(), told,
             trials=trials, minutes=minutes, seed=seed, records=records,
+            graphs=[p.graph for p in programs if p.graph is not None],
         )  # fmt: skip
     return len(kernels), trials
 
@@ -122,7 +131,10 @@ def measured(
         error = difference(second(*case.inputs), first(*case.inputs))
         took = time.monotonic() - began
         calls = {"default": lambda: first(*case.inputs), "tuned": lambda: second(*case.inputs)}
-        times = interleaved(calls, rounds)
+        # As many for both: the first call of a turn is slower than the next.
+        n = max(map(repeats_of, calls.values()))
+        turns = {name: partial(seconds, call, n) for name, call in calls.items()}
+        times = take_turns(turns, rounds)
     a, b = times["default"], times["tuned"]
     interval = ratio_interval(a, b)
     return Gain(name, kernels, trials, median(a), median(b), ratio(a, b), *interval, error, took)

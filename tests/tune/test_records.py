@@ -124,9 +124,11 @@ def test_merging_in_any_order_and_again_gives_the_same(seed: int) -> None:
     assert [r.kind for r in once] == sorted((r.kind for r in once), reverse=True)
 
 
-def test_what_holds_is_decided_by_most_trials_then_the_fastest() -> None:
-    lucky = replace(BEST, trials=16, seconds=1e-6)
-    slower = replace(BEST, seconds=1.5e-5, at=9.0)
+def test_what_holds_is_decided_by_most_trials_then_the_last() -> None:
+    lucky = replace(BEST, trials=16, seconds=1e-6, at=BEST.at + 2)
+    later = replace(BEST, seconds=1.5e-5, at=BEST.at + 1)
+    assert Records(Path(), [later, lucky, BEST, TRIAL]).best() == {BEST.key: later}
+    slower = replace(BEST, seconds=1.5e-5)
     assert Records(Path(), [slower, lucky, BEST, TRIAL]).best() == {BEST.key: BEST}
     other = replace(BEST, target="another")
     assert len(Records(Path(), [BEST, other]).best()) == 2

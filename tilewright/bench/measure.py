@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+from tilewright.base.medians import CONFIDENCE
+
 MIN_ROUNDS = 7
 # A round shorter than this would time the clock and the scheduler.
 ROUND_SECONDS = 0.05
-CONFIDENCE = 0.95
 RESAMPLES = 2000
 
 
@@ -78,8 +79,7 @@ def nothing() -> None:
 
 def repeats_of(call: Callable[[], object], settle: Callable[[], None] = nothing) -> int:
     """Calls that make up a round."""
-    for _ in range(2):
-        once = seconds(call, 1, settle)
+    once = min(seconds(call, 1, settle) for _ in range(2))
     return max(1, math.ceil(ROUND_SECONDS / max(once, 1e-7)))
 
 
@@ -105,24 +105,6 @@ def seconds(
 def ratio(baseline: Sequence[float], ours: Sequence[float]) -> float:
     """How many times faster than the baseline, by the medians."""
     return median(baseline) / median(ours)
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Holds the true median with at least 95 %, whatever the distribution.
-
-    A sample lies below the median with one half, so the count below is binomial, and order
-    statistics that are equally far from both ends enclose it. Under six samples even the outermost
-    two do not reach 95 %; they are returned all the same.
-    """
-    ordered, n = sorted(values), len(values)
-    outside, low = 0.0, 0
-    while low < n // 2:
-        outside += 2 * math.comb(n, low) / 2**n
-        if outside > 1 - CONFIDENCE:
-            break
-        low += 1
-    low = max(low - 1, 0)
-    return ordered[low], ordered[n - 1 - low]
 
 
 def ratio_interval(

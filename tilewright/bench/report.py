@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tilewright.base.errors import Invalid
-from tilewright.bench.measure import geometric_mean, median_interval
+from tilewright.base.medians import median_interval
+from tilewright.bench.measure import geometric_mean
 from tilewright.bench.results import OURS, FirstCall, Result, Timing
 from tilewright.bench.run import Plan
 from tilewright.runtime.cuda.device import device

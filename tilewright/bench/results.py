@@ -7,7 +7,8 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from tilewright.bench.measure import median_interval, ratio, ratio_interval
+from tilewright.base.medians import median_interval
+from tilewright.bench.measure import ratio, ratio_interval
 
 OURS = "tilewright"
 

@@ -337,7 +337,8 @@ def _tune(given: argparse.Namespace, console: Console) -> int:
         find = import_module(_ELSEWHERE).kernels_for
         return [k for g in graphs for k in find(g, Options(passes=given.passes), target)]
 
-    options |= {"wanted": given.target, "kernels_for": kernels_for}
+    options |= {"wanted": given.target, "kernels_for": kernels_for, "graphs": graphs}
+    options["options"] = Options(passes=given.passes)
     return tune.tune(kernels, targets.default(), console, **options)
 
 

@@ -124,6 +124,7 @@ class Campaign:
     proposing: Proposing = HERE
     known: int = field(default=0, init=False)  # trials of earlier runs
     reproducers: list[Path] = field(default_factory=list, init=False)
+    decided: int = field(default=0, init=False)  # last races of this run
 
     def resume(self) -> None:
         """What earlier runs measured is known and not measured again."""
@@ -173,8 +174,18 @@ class Campaign:
                 t.problem = t.tuning.problem
                 continue
             t.closed = True
+            self.decided += 1
             self.records.add([_best(t)])
             yield t
+
+    def record(self, t: Task) -> Record:
+        """What was decided about a kernel."""
+        return _best(t)
+
+    def take_back(self, t: Task) -> None:
+        """The default schedule wins after all, whatever the last race said."""
+        t.winner = None
+        self.records.add([_best(t)])
 
     def _in_order(
         self, following: Callable[[Sequence[Task]], Task | None], begun: Callable[[Task], Work[T]]

@@ -63,8 +63,8 @@ class Record:
 
     @property
     def _rank(self) -> tuple[float, float, float, str]:
-        """The least is trusted most: of most trials, then the fastest, then the last."""
-        return -self.trials, self.ratio or 1.0, -self.at, self.trace
+        """The least is trusted most: of most trials, then the last, then the fastest."""
+        return -self.trials, -self.at, self.ratio or 1.0, self.trace
 
     @property
     def gains(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from statistics import median
 
 from tilewright.base.errors import Invalid, Refused
+from tilewright.base.medians import median_interval
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.group import Group
@@ -22,9 +24,9 @@ from tilewright.tune.space.space import Point, Space
 
 # Points of a race beside the default schedule.
 BATCH = 8
-# The last race: the best few by the races before, more rounds, and again the default schedule.
+# The last race: the best few by the races before, many more rounds, and again the default schedule.
 FINALISTS = 3
-FINAL_ROUNDS = 15
+FINAL_ROUNDS = 99
 # Another schedule than the default has to be faster by this part: clocks are noisy.
 CLEARLY = 0.02
 
@@ -111,8 +113,9 @@ class Tuning:
             return []
         self.seconds = first.seconds
         return [
-            Trial(len(self.trials) + k, p.trace, v, v.seconds and v.seconds / first.seconds)
+            Trial(len(self.trials) + k, p.trace, v, median(parts) if parts else None)
             for k, (p, v) in enumerate(zip(points, others, strict=True))
+            for parts in [v.beside(first)]
         ]
 
     def finalists(self) -> list[Point]:
@@ -121,14 +124,23 @@ class Tuning:
         return best[:FINALISTS]
 
     def decided(self, points: Sequence[Point], verdicts: Sequence[Verdict]) -> Trial | None:
-        """Who won the last race; None where that is the default schedule."""
+        """Who won the last race; None where that is the default schedule, which wins where no
+        other is clearly faster, and surely: noise alone would seldom look like that."""
         if not points:
             return None
-        made = [t for t in self._judged(points, verdicts) if t.ratio is not None]
+        made = [
+            t
+            for t in self._judged(points, verdicts)
+            if t.ratio is not None
+            and t.ratio <= 1 - CLEARLY
+            and median_interval(t.verdict.beside(verdicts[0]))[1] < 1
+        ]
         winner = min(made, key=lambda t: t.ratio or 0.0, default=None)
-        if winner is None or winner.ratio is None or winner.ratio > 1 - CLEARLY:
+        if winner is None or winner.ratio is None or self.seconds is None:
             return None
-        return winner
+        # What is recorded is what decided.
+        said = replace(winner.verdict, seconds=self.seconds * winner.ratio)
+        return replace(winner, verdict=said)
 
     def final(self) -> Trial | None:
         """The last race; None where the default schedule wins."""

@@ -12,7 +12,8 @@ import tilewright as tw
 import tilewright.language as tl
 from tilewright import tune
 from tilewright.base import knobs
-from tilewright.driver.tile.autotune import LISTENERS, Autotuner
+from tilewright.driver.tile.autotune import LISTENERS, LONGER, Autotuner
+from tilewright.driver.tile.config import Timings
 from tilewright.driver.tile.testing import ROUNDS, in_turns
 from tilewright.tune.search import WAYS
 
@@ -33,16 +34,17 @@ SPACE = {"BLOCK": tune.factors(512, least=16), "TIMES": [1, 2, 3]}
 
 
 class Ruled:
-    """Times of launches without running them: 128 and 2 are the fastest."""
+    """Times of launches without running them: 128 and 2 are the fastest, others by a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: float = 1.0) -> None:
         self.timed: list[tuple[int, int]] = []
+        self.step = step
 
     def __call__(self, call: Callable[[], None], quantiles: Sequence[float]) -> list[float]:
         call()
         block, times = self.launched
         self.timed.append(self.launched)
-        took = 1.0 + abs(block.bit_length() - 8) + 0.5 * abs(times - 2)
+        took = 1.0 + self.step * (abs(block.bit_length() - 8) + 0.5 * abs(times - 2))
         return [took] * len(quantiles)
 
     def hook(self, given: dict[str, Any], reset_only: bool = False) -> None:
@@ -74,13 +76,57 @@ def test_every_search_finds_the_fastest(way: str) -> None:
 
 
 def test_at_most_so_many_are_timed_and_the_best_few_once_more() -> None:
-    clock = Ruled()
+    clock = Ruled(0.025)
     f = tuned(clock, trials=7)
     launched(f)
     assert len(set(clock.timed)) == len(f.configs_timings) == 7
     assert len(clock.timed) == 7 + 3
     launched(f)
     assert len(clock.timed) == 10, "the same key is not tuned again"
+
+
+def test_what_is_listed_first_is_in_the_last_race() -> None:
+    """Where it is close; another one is taken where it is clearly faster."""
+    listed = tw.Config({"BLOCK": 512, "TIMES": 2})
+    for step, last, best in ((0.04, 4, 128), (0.009, 4, 512), (0.3, 0, 128)):
+        clock = Ruled(step)
+        f = tuned(clock, listed, trials=18)
+        assert launched(f, n=100 + int(1000 * step)).kwargs == {"BLOCK": best, "TIMES": 2}
+        again = clock.timed[18:]
+        assert len(again) == last and ((512, 2) in again) == (last > 0), step
+
+
+def test_the_first_of_a_list_stays_unless_another_is_clearly_faster() -> None:
+    a, b, c, d = (tw.Config({"BLOCK": 16 << k}) for k in range(4))
+    found = Timings(dict.fromkeys((a, b, c, d), (1.0, 1.0, 1.0)), usual=a)
+    assert found.best == a and found.close(2) == [a, b]
+    found.times[b] = (0.985, 0.9, 1.0)
+    assert found.best == a
+    found.times[b] = (0.94, 1.0, 1.0)  # a lucky median: its fastest calls are no faster
+    assert found.best == a
+    found.times[c] = (0.95, 0.9, 1.0)
+    assert found.best == c and found.close(1) == [b, a]
+    found.times[d] = (0.5, 0.5, 0.5)
+    assert found.best == d and found.close(3) == [d]
+    found.problems[d] = found.problems[a] = ValueError("no")
+    assert found.best == b
+
+
+def test_the_best_of_a_list_race_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For longer, and those only that are close."""
+    raced: list[tuple[int, float, int]] = []
+
+    def in_turns(
+        calls: Sequence[object], warmup: float, rep: float, advance: object, rounds: int
+    ) -> list[list[float]]:
+        raced.append((len(calls), rep, rounds))
+        return [[1.0], [1.05], [2.0]] if len(raced) == 1 else [[1.0], [0.9]]
+
+    monkeypatch.setattr("tilewright.driver.tile.autotune.in_turns", in_turns)
+    configs = [tw.Config({"BLOCK": 16 << k, "TIMES": 1}) for k in range(3)]
+    f = tw.autotune(configs, key=["n"], rep=10)(tw.jit(scale.fn))
+    assert launched(f) == configs[1]
+    assert raced == [(3, 10, ROUNDS), (2, 10 * LONGER, LONGER * ROUNDS)]
 
 
 def test_times_on_disk_are_found_again() -> None:
@@ -115,7 +161,7 @@ def test_what_a_space_does_not_mention_is_as_in_the_first_configuration() -> Non
 
 
 def test_options_for_a_gpu_are_one_kernel_on_a_processor() -> None:
-    clock = Ruled()
+    clock = Ruled(0.025)
     f = tuned(clock, space={**SPACE, "num_warps": [1, 2, 4, 8], "num_stages": [1, 2]}, trials=40)
     launched(f)
     assert len(set(clock.timed)) == len(clock.timed) - 3 <= 18

@@ -16,13 +16,21 @@ from tilewright.kernel.text import group_text, parse_group
 from tilewright.runtime.device import HOST
 from tilewright.targets import default
 from tilewright.tune.measure import Arguments, places
-from tilewright.tune.measuring.judging import Judge, in_double, terms
+from tilewright.tune.measuring.judging import Exact, Judge, in_double, terms
 
 
-def found(x: float, usual: float, exact: float | None, terms: int = 1, dtype: DType = f32) -> bool:
+def found(
+    x: float,
+    usual: float,
+    exact: float | None,
+    terms: int = 1,
+    dtype: DType = f32,
+    change: float = 0.0,
+) -> bool:
     """Is x right?"""
     numbers = [np.array([v, 1.0]) for v in (x, usual)]
-    judge = Judge([numbers[1]], [dtype], None if exact is None else [np.array([exact, 1.0])], terms)
+    known = Exact([np.array([exact or 0.0, 1.0])], [np.array([change, 0.0])])
+    judge = Judge([numbers[1]], [dtype], None if exact is None else known, terms)
     return judge.difference([numbers[0]]) is None
 
 
@@ -39,6 +47,47 @@ def test_a_float_is_right_by_its_error_against_float64() -> None:
 def test_longer_sums_may_be_further_off() -> None:
     assert found(1 + 100 * UNIT, 1.0, 1.0, terms=1024)
     assert not found(1 + 300 * UNIT, 1.0, 1.0, terms=1024)
+
+
+def test_results_that_change_much_with_inputs_may_be_further_off() -> None:
+    """By the change of this very result."""
+    assert found(1 + 39 * UNIT, 1.0, 1.0, change=9 * UNIT)
+    assert not found(1 + 49 * UNIT, 1.0, 1.0, change=9 * UNIT)
+    known = Exact([np.array([1.0, 1.0])], [np.array([0.0, 1.0])])
+    judge = Judge(known.results, [f32], known)
+    assert judge.difference([np.array([1.0, 1.5])]) is None
+    assert judge.difference([np.array([1.0 + 1e-4, 1.0])]) is not None
+
+
+RECIPROCALS = """group reciprocals
+  in a: f32[777,523]
+  out y: f32[523]
+  local t: f32[523]
+  t[t.i] add= a[t.r,t.i] for t.i in 523, t.r in 777 from 0.0
+  y[y.i] = 1.0 / t[y.i] for y.i in 523
+"""
+
+
+def test_sums_near_zero_below_a_division() -> None:
+    """Sums in float32 in any order are right, even where the default schedule happens to round
+    little; a row that is left out is seen."""
+    group = parse_group(RECIPROCALS)
+    arguments = Arguments(start(group), default(), HOST)
+    exact = in_double(group, arguments, default())
+    a = arguments.results([0])[0].reshape(777, 523)
+    rng = np.random.default_rng(1)
+
+    def summed(rows: np.ndarray) -> np.ndarray:
+        total = np.zeros(523, np.float32)
+        for row in rows:
+            total += row
+        return np.float32(1) / total
+
+    usual = (1 / a.astype(np.float64).sum(0)).astype(np.float32)
+    judge = Judge([usual], [f32], exact, terms(group))
+    for _ in range(8):
+        assert judge.difference([summed(rng.permutation(a))]) is None
+    assert judge.difference([summed(a[:-1])]) is not None
 
 
 @pytest.mark.parametrize(("dtype", "unit"), [(f32, 2.0**-23), (f16, 2.0**-10), (bf16, 2.0**-7)])
@@ -101,11 +150,16 @@ def test_bits_of_a_float_have_no_form_in_float64() -> None:
 def test_float64_on_this_processor_agrees_with_numpy() -> None:
     group = EXAMPLES["matmul"].group
     arguments = Arguments(start(group), default(), HOST)
-    (got,) = in_double(group, arguments, default()) or []
+    known = in_double(group, arguments, default())
+    assert known is not None
+    (got,), (changes,) = known.results, known.changes
     a, b = (arguments.results([k])[0].astype(np.float64) for k in (0, 1))
     want = a.reshape(13, 6) @ b.reshape(6, 29)
     np.testing.assert_allclose(got.reshape(13, 29), want, rtol=1e-12)
     assert terms(group) == 6
+    # The root of the sum of squares of what each of the two numbers of each product moves.
+    moved = UNIT * np.sqrt(2 * (a.reshape(13, 6) ** 2 @ b.reshape(6, 29) ** 2))
+    assert 0.3 < np.median(changes.reshape(13, 29) / moved) < 1.5
 
 
 def test_whole_numbers_are_drawn_unless_they_say_what_is_read() -> None:

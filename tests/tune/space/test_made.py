@@ -35,7 +35,7 @@ from tilewright.tune.space.made import space_of
 from tilewright.tune.space.rules.instructions import open_instructions
 from tilewright.tune.space.rules.prefetches import open_prefetches
 from tilewright.tune.space.space import SKETCH, Point, Space, parse_space
-from tilewright.tune.space.tiling import partial_results, tilings
+from tilewright.tune.space.tiling import partial_results, tilings, written_out
 
 PRODUCT = parse_group("""
 group product
@@ -145,6 +145,22 @@ def test_what_rules_open(group: Group, kind: type, named: str) -> None:
     raise AssertionError(f"no value of {names} is legal and another schedule")
 
 
+def test_loops_of_any_size_are_written_out() -> None:
+    """Several iterations at a time, with a tail where sizes do not divide."""
+    scan = parse_group("""
+group scan
+  in a: f32[19,101]
+  out y: f32[19,101]
+  y[y.i,y.j] = select(#(y.j) > 0, y[y.i,y.j-1], 0.0) + a[y.i,y.j] for y.i in 19, y.j in 101 in order
+""")
+    space = made(scan)
+    (name,) = (n for n in opened(space, Unroll) if "unroll" in n)
+    for value in space.named[name].values:
+        found = space.replay(scan, {name: value})
+        assert (Unroll("y.j.1") in found.trace) == (value != 1)
+        Judge(scan, [{}]).nest(found.nest)
+
+
 PACKED = parse_group("""
 group packed
   in b: f32[2,20,12] laid out by a0, a1 -> a1//12, a0, a1%12
@@ -193,6 +209,30 @@ def test_threads_may_share_one_long_sum() -> None:
     shared = [x for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "parallel"]
     assert any(isinstance(s, RFactor) for s in trace)
     assert shared and all(isinstance(x.extent, int) and x.extent > 2 for x in shared)
+
+
+SHORT = parse_group("""
+group short
+  in a: f32[3,41,13]
+  out y: f32[3,41]
+  local t: f32[3,41]
+  t[t.i,t.j] add= a[t.i,t.j,t.r] for t.i in 3, t.j in 41, t.r in 13 from 0.0
+  y[y.i,y.j] = t[y.i,y.j] for y.i in 3, y.j in 41
+""")
+
+
+def test_short_sums_may_be_written_out() -> None:
+    """Without lanes: those of neighbouring results would read far apart."""
+    (trace,) = written_out(SHORT, default(), Applied())
+    nest = apply(start(SHORT), trace)
+    kinds = {x.name: x.kind for x, _ in walk(nest.body) if isinstance(x, Loop)}
+    assert kinds["t.r"] == kinds["t.j"] == kinds["y.j.1"] == "unroll"
+    assert "lane" not in kinds.values()
+    Judge(SHORT, [{}]).native(nest)
+    space = made(SHORT)
+    assert any(space.replay(SHORT, {SKETCH: v}).trace == trace for v in space.named[SKETCH].values)
+    assert not list(written_out(LONG, default(), Applied()))
+    assert not list(written_out(IMAGE, default(), Applied()))
 
 
 def test_any_axis_may_have_the_lanes() -> None:

@@ -17,7 +17,10 @@ from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError, require
 from tilewright.driver.looking.curves import best_so_far, page_of, plot, time_text
 from tilewright.driver.looking.fleet import means
+from tilewright.driver.looking.in_program import to_take_back
 from tilewright.driver.looking.tables import count, new_table, rendered
+from tilewright.driver.program.options import Options
+from tilewright.ir.node import Graph
 from tilewright.ir.target import Target
 from tilewright.kernel.text import parse_group
 from tilewright.runtime.program_data import KernelInfo
@@ -49,12 +52,15 @@ def tune(
     fleet: str | None = None,
     wanted: str | None = None,
     kernels_for: Callable[[Target], Sequence[KernelInfo]] | None = None,
+    graphs: Sequence[Graph] = (),
+    options: Options | None = None,
 ) -> int:
     """Tune the kernels of a program, and tell what was gained. Ctrl-C ends the search: what was
     found is decided on, or left for the next run where there is another Ctrl-C.
 
     `wanted` is the target of machines of a fleet, and `kernels_for` gives the program's kernels
-    there."""
+    there. `graphs` are what the program was compiled from, with which options: where kernels are
+    measured on this machine, what was decided is tried in the program as a whole."""
     require(minutes > 0, f"{minutes:g} minutes are no time", hint="such as --minutes 10")
     search_named(search)  # or a word about it before anything is measured
     known = Records.load(records or knobs.records_file())
@@ -72,6 +78,8 @@ def tune(
         until = time.monotonic() + 60 * minutes
         campaign = Campaign(tasks, known, trials, until, by.lanes, by.proposing)
         stopped = _run(campaign, console, 60 * minutes)
+    if not stopped and fleet is None:
+        _in_program(campaign, graphs, options or Options(), console)
     _summary(campaign, console)
     if page is not None:
         page.write_text(page_of(tasks))
@@ -102,6 +110,26 @@ def _run(campaign: Campaign, console: Console, seconds: float) -> bool:
     return stopped
 
 
+def _in_program(
+    campaign: Campaign, graphs: Sequence[Graph], options: Options, console: Console
+) -> None:
+    """Takes back what was decided in this run and makes a program slower."""
+    for graph in graphs if campaign.decided else ():
+        won = sorted((t for t in campaign.tasks if t.winner), key=_saved, reverse=True)
+        listed = [campaign.record(t) for t in won]
+        try:
+            found = to_take_back(graph, options, listed)
+        except TilewrightError as why:  # such as sizes that are not known
+            said = f"what {graph.name} gains as a whole was not measured: {why.what}"
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            continue
+        for t, r in zip(won, listed, strict=True):
+            if r in found:
+                campaign.take_back(t)
+                said = f"{t.names[0]}: faster alone, but {graph.name} is slower with it"
+                console.print(f"{said}: taken back", highlight=False, markup=False)
+
+
 @contextmanager
 def _watched(
     campaign: Campaign, console: Console, seconds: float, what: str
@@ -127,6 +155,11 @@ def _watched(
 def _weight(t: Task) -> float:
     """Seconds of a call of the program by default."""
     return t.calls * (t.tuning.seconds or 0.0) if t.started else 0.0
+
+
+def _saved(t: Task) -> float:
+    """Seconds of a call of the program."""
+    return _weight(t) * (1 - t.won)
 
 
 def table_of(tasks: Sequence[Task]) -> Table:

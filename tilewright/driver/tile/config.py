@@ -83,6 +83,12 @@ class Launch:
         return gpu_among((*self.named.values(), *self.kwargs.values()))
 
 
+# Another configuration than the first has to be faster by this part: clocks are noisy.
+CLEARLY = 0.02
+# Configurations that are slower by more than this are out: they would lose another race too.
+CLOSE = 0.10
+
+
 @dataclass
 class Timings:
     """What is known of configurations: times, infinite ones where one fails, and why it does."""
@@ -91,11 +97,31 @@ class Timings:
     problems: dict[Config, Exception] = field(default_factory=dict)
     timed: int = 0  # now, not read from the disk; those of a last race once more
     last: list[Config] = field(default_factory=list)  # of a last race, whose times decide
+    usual: Config | None = None  # the first that is listed
 
     @property
     def best(self) -> Config:
-        """The fastest; where all fail, what the first of them says is raised."""
+        """The fastest; the one that is listed first where none is clearly faster. Where all fail,
+        what the first of them says is raised."""
         right = [c for c in self.last or self.times if c not in self.problems]
         if not right:
             raise next(iter(self.problems.values()))
+        if self.usual in right:
+            median, fast, _ = self.times[self.usual]
+            # Noise only makes slower: what is faster is so in its undisturbed calls too.
+            clearly = [
+                c
+                for c in right
+                if self.times[c][0] <= (1 - CLEARLY) * median and self.times[c][1] < fast
+            ]
+            right = clearly or [self.usual]
         return min(right, key=lambda c: self.times[c])
+
+    def close(self, most: int) -> list[Config]:
+        """The fastest few and the one that is listed first, those that are nearly as fast as the
+        fastest."""
+        right = [c for c in self.times if c not in self.problems]
+        order = sorted(right, key=lambda c: self.times[c])
+        enough = (1 + CLOSE) * self.times[order[0]][0] if order else 0.0
+        near = [c for c in order if self.times[c][0] <= enough]
+        return [c for k, c in enumerate(near) if k < most or c == self.usual]

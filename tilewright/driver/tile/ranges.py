@@ -23,9 +23,8 @@ from tilewright.tune.space.space import Space
 
 # What a configuration says besides constants.
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-# Configurations that are timed beside each other, and those of the last race.
+# Configurations that are timed beside each other.
 BATCH = 8
-FINALISTS = 3
 # Assignments at random until one is legal.
 MOST_DRAWS = 64
 
@@ -51,12 +50,7 @@ class Tuner(Protocol):
     def identity(self, config: Config, launch: Launch) -> tuple[Hashable, ...]: ...
 
     def measure(
-        self,
-        configs: Sequence[Config],
-        launch: Launch,
-        found: Timings,
-        shown: Shown,
-        final: bool = False,
+        self, configs: Sequence[Config], launch: Launch, found: Timings, shown: Shown
     ) -> None: ...
 
 
@@ -118,8 +112,7 @@ class Ranges(Space):
         return {n: x for n, x in found.items() if x is not None} if inside else None
 
     def search(self, tuner: Tuner, launch: Launch, found: Timings, shown: Shown) -> None:
-        """Times the listed configurations, then what the search proposes, then the best few beside
-        each other."""
+        """Times the listed configurations, then what the search proposes."""
         state = _State(self, Random(0), tuner, launch)
         first = tuner.kept(tuner.configs, launch.named, launch.kwargs)
         configs = tuner.likely(first, launch.named, launch.kwargs) if first else []
@@ -138,12 +131,6 @@ class Ranges(Space):
                 f"{tuner.jit_function.name}",
                 hint="it is given configurations one by one, and has to keep some",
             )
-        right = [c for c in found.times if c not in found.problems]
-        best = sorted(right, key=lambda c: found.times[c])
-        kernels = {tuner.identity(c, launch): c for c in reversed(best)}
-        found.last = list(reversed(kernels.values()))[:FINALISTS]
-        if len(found.last) > 1:
-            tuner.measure(found.last, launch, found, shown, final=True)
 
 
 @dataclass

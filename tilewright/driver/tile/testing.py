@@ -118,19 +118,20 @@ def in_turns(
     warmup: float,
     rep: float,
     advance: Callable[[], None] = lambda: None,
+    rounds: int = ROUNDS,
 ) -> list[list[float] | TilewrightError]:
     """Milliseconds of several functions, by `do_bench`, in turns: what slows a machine down for a
     while slows all of them. Those that are clearly slower leave after a turn, those that were timed
     for `rep` milliseconds too. One that fails has its error."""
     found: list[list[float] | TilewrightError] = [[] for _ in functions]
     left = list(range(len(functions)))
-    for k in range(ROUNDS):
+    for k in range(rounds):
         timed: dict[int, list[float]] = {}
         for i in left:
             before = found[i]
             try:
                 new = do_bench(
-                    functions[i], 0 if k else warmup, rep / ROUNDS, return_mode="all", flush=False
+                    functions[i], 0 if k else warmup, rep / rounds, return_mode="all", flush=False
                 )
                 found[i] = timed[i] = [*before, *new] if isinstance(before, list) else new
             except TilewrightError as problem:

@@ -57,7 +57,7 @@ def tile_results(
     if r is not None:
         s.attempt(Unroll(f"{r}.1"))
     lanes_of_tile(s, f"{c}.1", lanes)
-    _share(s, host.name, around, work)
+    share(s, host.name, around, work)
 
 
 def _work(s: Scheduler, stage: str) -> int:
@@ -92,8 +92,9 @@ def _fill(s: Scheduler, st: Stage, col: int, row: int | None, lanes: int) -> Non
         unroll_reduction(s, reduced)
 
 
-def _share(s: Scheduler, host: str, around: Sequence[str], work: int) -> None:
-    """Threads share the loops around the tiles, as many of them as are one inside the other."""
+def share(s: Scheduler, host: str, around: Sequence[str], work: int) -> None:
+    """Threads share the loops around the tiles, as many of them as are one inside the other; `work`
+    is that of all tiles, in simple operations."""
     top = around[0]
     for k, x in enumerate(around[1:]):
         into = f"{host}.q{k}"

@@ -28,14 +28,16 @@ from tilewright.ir.types import DType
 from tilewright.kernel.doubled import doubled
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import start
-from tilewright.runtime.device import HOST
+from tilewright.runtime.device import HOST, DeviceKernel
 from tilewright.targets import host
 from tilewright.tune.candidates import points
-from tilewright.tune.measure import Arguments
+from tilewright.tune.measure import SEED, Arguments
 
 # Times the default schedule's own error, and units in the last place of the largest value.
 OWN_ERROR = 2.0
 UNITS = 4.0
+# Runs with moved inputs: moves that cancel in a result by chance do so in one of them.
+MOVED = 2
 # Points of a group whose naive nest runs in float64 within a second.
 MOST_POINTS = 1 << 26
 _FRACTIONS = {"f64": 52, "f32": 23}  # bits; narrower formats say it themselves
@@ -50,18 +52,27 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Exact:
+    """Results in float64, and by how much each changes, at most, when inputs move a little."""
+
+    results: Sequence[np.ndarray]
+    changes: Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
 class Judge:
     """The results of the default schedule, and those in float64 where they are known."""
 
     usual: Sequence[np.ndarray]
     dtypes: Sequence[DType]
-    exact: Sequence[np.ndarray] | None = None
+    exact: Exact | None = None
     terms: int = 1  # of the longest sum
 
     def difference(self, found: Sequence[np.ndarray]) -> Difference | None:
         """None where all results are right."""
         for k, (x, usual, d) in enumerate(zip(found, self.usual, self.dtypes, strict=True)):
-            exact = None if self.exact is None else self.exact[k]
+            e = self.exact
+            exact = None if e is None else (e.results[k], e.changes[k])
             off = _difference(x, usual, exact, d, self.terms)
             if off is not None:
                 return Difference(off.largest, f"output {k}: {off.words}")
@@ -69,7 +80,11 @@ class Judge:
 
 
 def _difference(
-    x: np.ndarray, usual: np.ndarray, exact: np.ndarray | None, dtype: DType, terms: int
+    x: np.ndarray,
+    usual: np.ndarray,
+    exact: tuple[np.ndarray, np.ndarray] | None,
+    dtype: DType,
+    terms: int,
 ) -> Difference | None:
     if not dtype.is_float:
         wrong = x != usual
@@ -84,16 +99,19 @@ def _difference(
         return Difference(float("inf"), "NaN or infinity in other places")
     got, known = got[finite], known[finite]
     scale = float(np.abs(known).max(initial=0.0))
-    right, own, part = known, 0.0, tolerance(dtype)
-    if exact is not None and np.isfinite(exact[finite]).all():
-        right = exact[finite]
+    right, allowed = known, np.full(known.shape, tolerance(dtype) * scale)
+    if exact is not None and np.isfinite(exact[0][finite]).all():
+        right, changes = exact[0][finite], exact[1][finite]
         own = float(np.abs(known - right).max(initial=0.0))
         part = UNITS * (_unit(dtype) + _unit(dtype.accumulator) * sqrt(terms))
-    allowed = OWN_ERROR * own + part * scale
-    largest = float(np.abs(got - right).max(initial=0.0))
-    if largest <= allowed:
+        allowed = OWN_ERROR * own + part * scale + UNITS * sqrt(terms) * changes
+    errors = np.abs(got - right)
+    beyond = errors - allowed
+    if not (beyond > 0).any():
         return None
-    return Difference(largest, f"the error is {largest:.3g} where {allowed:.3g} is allowed")
+    at = int(beyond.argmax())
+    said = f"the error is {errors[at]:.3g} where {allowed[at]:.3g} is allowed"
+    return Difference(float(errors.max()), said)
 
 
 def _unit(dtype: DType) -> float:
@@ -107,7 +125,7 @@ def terms(group: Group) -> int:
     return max(prod(guess(extent(a)) for a in s.raxes) for s in group.stages)
 
 
-def in_double(group: Group, arguments: Arguments, target: Target) -> list[np.ndarray] | None:
+def in_double(group: Group, arguments: Arguments, target: Target) -> Exact | None:
     """The outputs of a group in float64, by its naive nest on this processor; None where that
     would take too long or cannot be done."""
     plain = [(b.name, b.shape) for b in group.buffers if b.scope in ("in", "out")]
@@ -118,17 +136,35 @@ def in_double(group: Group, arguments: Arguments, target: Target) -> list[np.nda
         kernel = HOST.kernel(nest, target if target.grid is None else host())
     except TilewrightError:
         return None
+    rng = np.random.default_rng(SEED)
+    first = _run(kernel, arguments, None)
+    changes = [np.zeros(x.shape) for x in first]
+    for _ in range(MOVED):
+        for k, x in enumerate(_run(kernel, arguments, rng)):
+            change = np.abs(x.astype(np.float64) - first[k].astype(np.float64))
+            # No number: what moves so little gives an infinity, and so may anything.
+            changes[k] = np.fmax(changes[k], np.where(np.isnan(change), np.inf, change))
+    kernel.close()
+    return Exact(first, changes)
+
+
+def _run(
+    kernel: DeviceKernel, arguments: Arguments, rng: np.random.Generator | None
+) -> list[np.ndarray]:
+    """The results of a kernel in float64; given random numbers, of inputs that are moved."""
     room = []
     for k, b in enumerate(kernel.arguments):
         data = arguments.results([k])[0]
-        data = data.astype(b.dtype.memory) if b.dtype.is_float else data
+        if b.dtype.is_float:
+            data = data.astype(b.dtype.memory)
+            if rng is not None and b.scope == "in":
+                unit = _unit(arguments.buffers[k].dtype.accumulator)
+                data *= 1 + unit * rng.choice((-1.0, 1.0), data.size)
         room.append(HOST.allocate(data.nbytes))
         HOST.write(room[-1], data)
     kernel.prepared([m.address for m in room], arguments.sizes)()
     outs = [k for k, b in enumerate(kernel.arguments) if b.scope == "out"]
-    found = [
+    return [
         HOST.read(room[k], np.empty(room[k].size, np.uint8)).view(kernel.arguments[k].dtype.memory)
         for k in outs
     ]
-    kernel.close()
-    return found

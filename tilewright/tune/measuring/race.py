@@ -3,21 +3,24 @@ slower leave early. Each is judged by the results of the first, which is the ref
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-
-import numpy as np
 
 from tilewright.base.errors import TilewrightError
 from tilewright.ir.target import Target
 from tilewright.kernel.nest import Nest
 from tilewright.runtime.device import Device, DeviceKernel
 from tilewright.tune.measure import ROUNDS, SAMPLE_SECONDS, Arguments, Launch, device_for
-from tilewright.tune.measuring.judging import Judge
+from tilewright.tune.measuring.judging import Exact, Judge
 
 # After so many rounds a candidate may leave.
 FEWEST = 3
+# Calls of which the fastest says how many make up a sample.
+TRIES = 3
+# Seconds of all rounds together, after which a race that has had its usual rounds ends.
+LONG = 4.0
 # One leaves when its fastest sample is slower than the leader's median by this part.
 BEHIND = 0.10
 
@@ -40,18 +43,27 @@ class Verdict:
     why: str = ""
     difference: float | None = None  # of a wrong one: the largest
 
+    def beside(self, first: Verdict) -> list[float]:
+        """What it took of the time of the first of the same race, round by round: what slows a
+        machine down for a while slows both."""
+        if self.seconds is None or not first.seconds:
+            return []
+        pairs = zip(self.samples, first.samples, strict=False)  # it may have left earlier
+        return [a / b for a, b in pairs] or [self.seconds / first.seconds]
+
 
 @dataclass
 class _Runner:
     number: int
     kernel: DeviceKernel
     launches: list[Launch]
-    calls: int = 1
+    once: float = 1.0  # seconds of a call, about
+    calls: int = 1  # of a sample
     samples: list[float] = field(default_factory=list)
 
 
 # Results in float64 of the outputs, if there are any, and the terms of the longest sum.
-Exact = Callable[[Arguments], tuple[Sequence[np.ndarray] | None, int]]
+InDouble = Callable[[Arguments], tuple[Exact | None, int]]
 
 
 def race(
@@ -61,7 +73,7 @@ def race(
     on: Device | None = None,
     begins: Callable[[int], None] = lambda k: None,
     codes: Sequence[bytes] = (),
-    exact: Exact = lambda arguments: (None, 1),
+    exact: InDouble = lambda arguments: (None, 1),
 ) -> list[Verdict]:
     """Verdicts in the order of the nests, the first of which is the reference. `begins` is told
     before each has a turn: whoever watches knows which one did not come back. `codes` are the code
@@ -97,9 +109,9 @@ def race(
             verdicts[k] = Verdict(fault="wrong", why=off.words, difference=off.largest)
             kernel.close()
             continue
-        once = arguments.seconds(r.launches, 1)
-        r.calls = max(1, min(1000, int(SAMPLE_SECONDS / max(once, 1e-7))))
+        r.once = min(arguments.seconds(r.launches, 1) for _ in range(TRIES))
         runners.append(r)
+    _share_out(runners)
     _run(runners, arguments, rounds, begins)
     for r in runners:
         verdicts[r.number] = Verdict(median(r.samples), tuple(r.samples))
@@ -115,15 +127,28 @@ def _failed(why: Exception) -> Verdict:
     return Verdict(fault="refused", why=said)
 
 
+def _share_out(runners: Sequence[_Runner]) -> None:
+    """How many calls make up a sample: as many for all, since the first call of a turn finds other
+    things in the caches than the next; fewer only where one is far slower than the fastest."""
+    fastest = min((r.once for r in runners), default=1.0)
+    for r in runners:
+        most = min(SAMPLE_SECONDS / max(fastest, 1e-7), 10 * SAMPLE_SECONDS / max(r.once, 1e-7))
+        r.calls = max(1, min(1000, int(most)))
+
+
 def _run(
     runners: Sequence[_Runner],
     arguments: Arguments,
     rounds: int,
     begins: Callable[[int], None],
 ) -> None:
-    left = list(runners)
+    """The order turns: none always follows the same one."""
+    left, began = list(runners), time.monotonic()
     for k in range(rounds):
-        for r in left:
+        if k >= ROUNDS and time.monotonic() - began > LONG:
+            break
+        shift = k % max(1, len(left))
+        for r in left[shift:] + left[:shift]:
             begins(r.number)
             r.samples.append(arguments.seconds(r.launches, r.calls))
         if k + 1 >= FEWEST and left:

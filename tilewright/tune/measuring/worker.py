@@ -9,15 +9,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
-
-import numpy as np
 
 from tilewright.base.errors import TilewrightError
 from tilewright.base.machine import available_memory
@@ -29,7 +27,7 @@ from tilewright.kernel.text import parse_group
 from tilewright.runtime import pool
 from tilewright.targets import families
 from tilewright.tune.measure import Arguments
-from tilewright.tune.measuring.judging import in_double, terms
+from tilewright.tune.measuring.judging import Exact, in_double, terms
 from tilewright.tune.measuring.race import Verdict, race
 
 import_module("tilewright.kernel.steps")  # registers all of them: traces name them
@@ -80,10 +78,10 @@ def found(job: Job, begins: IO[bytes]) -> list[Verdict]:
 
 
 # Of the last group that was asked for: its races follow each other, with the same arguments.
-_known: dict[tuple[str, str], tuple[Sequence[np.ndarray] | None, int]] = {}
+_known: dict[tuple[str, str], tuple[Exact | None, int]] = {}
 
 
-def _exact(job: Job, arguments: Arguments) -> tuple[Sequence[np.ndarray] | None, int]:
+def _exact(job: Job, arguments: Arguments) -> tuple[Exact | None, int]:
     key = job.group, job.target.key()
     if key not in _known:
         group = parse_group(job.group)

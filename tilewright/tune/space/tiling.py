@@ -1,6 +1,6 @@
 """Tiles of any group's results (kernel/defaults/result_tiles.py), one schedule for each axis that
-may have the lanes; and reductions that threads share. Which are worth measuring is the search's
-concern: where a step refuses, that schedule is left out."""
+may have the lanes; short reductions that are written out; and reductions that threads share. Which
+are worth measuring is the search's concern: where a step refuses, that schedule is left out."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from tilewright.graph.classify import guess
 from tilewright.ir.target import Target
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.inlining import inline_maps
-from tilewright.kernel.defaults.result_tiles import tile_results
-from tilewright.kernel.defaults.rows import reduction_lanes
-from tilewright.kernel.defaults.scheduler import PIECE, Applied, Scheduler
+from tilewright.kernel.defaults.result_tiles import ROWS, share, tile_results
+from tilewright.kernel.defaults.rows import SHORT, reduction_lanes
+from tilewright.kernel.defaults.scheduler import PIECE, Applied, Scheduler, contiguous
+from tilewright.kernel.defaults.tiles import reorder
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.schedule import RULES
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.unroll import Unroll
 
 # Axes that may have the lanes, from the innermost; others are further apart in memory.
 MOST_AXES = 2
@@ -49,6 +53,40 @@ def tilings(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
         except Refused:
             continue
         yield tuple(s.trace)
+
+
+def written_out(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
+    """A reduction of a few numbers that lie next to each other: all of it is written out, for
+    several results in turn, and none has lanes, which would read far apart."""
+    s, inner, host = _begun(group, target, applied)
+    if host is None or len(inner) != 1 or not inner[0].is_reduce:
+        return
+    st, last = inner[0].name, s.path(host.name)[-1].name
+    reduced = s.reduced(st)
+    extents = [p.extent for p in reduced]
+    if not all(isinstance(e, int) for e in extents) or prod(map(guess, extents)) > SHORT:
+        return
+    if not contiguous(s, s.store(st), reduced[-1].var):
+        return
+    work = prod(guess(p.extent) for p in (*s.path(host.name), *reduced))
+    around = [p.name for p in s.path(host.name)][:-1]
+    rows = [p.name for p in s.axes(st)[0]][-1:]
+    try:
+        s.do(Split(last, ROWS))
+        s.do(ComputeAt(st, f"{last}.0"))
+        s.attempt(Peel(f"{last}.0"))
+        s.attempt(SetScope(st, "register"))
+        reorder(s, (*(p.name for p in reduced), *rows))
+        for x in rows:
+            s.do(Unroll(x))
+            s.attempt(Unroll(x.replace(f"{st}.", f"{st}.init.", 1)))
+        for p in reversed(reduced):
+            s.do(Unroll(p.name))
+        s.do(Unroll(f"{last}.1"))
+        share(s, host.name, [*around, f"{last}.0"], work)
+    except Refused:
+        return
+    yield tuple(s.trace)
 
 
 def _begun(
