@@ -30,6 +30,7 @@ from tilewright.ir.types import TensorType, f32
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.text import parse_group
+from tilewright.link.wasm import module
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import assembly, compile_object
 from tilewright.runtime.library import Library
@@ -212,3 +213,44 @@ def test_the_serial_pool_runs_chunks_in_order() -> None:
     parallel(chunk, None, 5)
     parallel(chunk, None, 0)
     assert seen == [0, 1, 2, 3, 4]
+
+
+BLOCKS = """
+declare ptr @malloc(i32)
+declare void @free(ptr)
+define i32 @twice(i32 %size) {
+  %p = call ptr @malloc(i32 %size)
+  %q = call ptr @malloc(i32 %size)
+  %last = sub i32 %size, 1
+  %end = getelementptr i8, ptr %p, i32 %last
+  store i8 7, ptr %end
+  %begin = load i8, ptr %q
+  call void @free(ptr %p)
+  %r = call ptr @malloc(i32 %size)
+  call void @free(ptr %q)
+  call void @free(ptr %r)
+  %again = icmp eq ptr %p, %r
+  %apart = icmp ne ptr %p, %q
+  %untouched = icmp eq i8 %begin, 0
+  %both = and i1 %again, %apart
+  %all = and i1 %both, %untouched
+  %address = ptrtoint ptr %p to i32
+  %found = select i1 %all, i32 %address, i32 1
+  ret i32 %found
+}
+"""
+
+
+def test_memory_in_webassembly_is_used_again() -> None:
+    wasmtime = pytest.importorskip("wasmtime")
+    target = targets.get("wasm32")
+    texts = (BLOCKS, targets.family_of(target).support)
+    code = module([compile_object(x, target) for x in texts], ["twice"], memory_pages=64)
+    store = wasmtime.Store()
+    exports = wasmtime.Instance(store, wasmtime.Module(store.engine, code), []).exports(store)
+    for size in (1, 65472, 65473, 200_000):
+        found = {exports["twice"](store, size) for _ in range(20)}
+        assert len(found) <= 2, "memory grows with every call"
+        assert all(p % 64 == 0 for p in found)
+    with pytest.raises(wasmtime.Trap):
+        exports["twice"](store, 100 << 20)
