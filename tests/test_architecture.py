@@ -24,7 +24,7 @@ RANK = {folder: rank for rank, folder in enumerate(ORDER)}
 
 # Modules that gather names for users, as the folders language/ and triton/ do: those above driver/
 # may import them.
-FACES = {"te", "testing"}
+FACES = {"onnx", "te", "testing"}
 
 HARD_DEPENDENCIES = {"numpy", "llvmlite", "rich"}
 MAX_LINES = 600
@@ -213,7 +213,7 @@ def test_the_check_of_cycles_itself(tmp_path: Path) -> None:
 
 # The folders inside driver/, in the order in which they may import each other; files that lie in
 # driver/ itself stand above, but for `api`: `te` and `looking` load the side of torch through it.
-DRIVER = tuple("program weights tile torch api saving te learning looking cli".split())
+DRIVER = tuple("program weights tile onnx torch api saving te learning looking cli".split())
 
 
 def test_imports_inside_driver_point_one_way() -> None:

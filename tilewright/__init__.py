@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewright import ir, language, ops, te, testing, tune
+    from tilewright import ir, language, onnx, ops, te, testing, tune
     from tilewright.base import errors
     from tilewright.base.errors import (
         Invalid,
@@ -91,6 +91,7 @@ _MODULES = {
     "errors": "tilewright.base.errors",
     "ir": "tilewright.ir",
     "language": "tilewright.language",
+    "onnx": "tilewright.onnx",
     "ops": "tilewright.ops",
     "te": "tilewright.te",
     "testing": "tilewright.testing",
@@ -125,6 +126,7 @@ __all__ = [
     "load",
     "lower",
     "next_power_of_2",
+    "onnx",
     "ops",
     "passes",
     "record",

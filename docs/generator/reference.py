@@ -46,6 +46,7 @@ FACES = (
             ("te.tune(…)", "tilewright.driver.te.tune.Tuned"),
         ),
     ),
+    Face("tilewright.onnx", "tw.onnx", "ONNX models as native code. Needs the extra `onnx`."),
     Face("tilewright.tune", "tune", "Choices that `te.tune` and `tw.autotune` make by measuring."),
     Face("tilewright.language", "tl", "The tile language, Triton's names, imported as `tl`."),
     Face("tilewright.testing", "tw.testing", "Timing, comparing and reporting kernels."),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 
-from tilewright.ir.node import Node, input, node
+from tilewright.ir.node import Node, input, item, node
 from tilewright.ir.operator import OPERATORS
 from tilewright.ir.pattern import Rule
 from tilewright.ir.types import DType, TensorType, f16, f32, i32
 from tilewright.superopt.applied import at_kinds, of_several, rules_of
 from tilewright.superopt.classes import Classes
 from tilewright.superopt.merge import merged, merges
+from tilewright.superopt.saturate import Budget, saturate
+from tilewright.superopt.search import searched_rules
 from tilewright.superopt.seconds import constant_classes
 from tilewright.superopt.text import parse_equality
 
@@ -233,3 +236,65 @@ def test_constants() -> None:
     (gone,) = both(f"sub(s, s) == {zero} where s: []")  # a constant is not what a rule begins with
     assert applied(gone, make("sub", s := tensor("s"), s)) is full(0.0)
     assert not parse_equality(f"add({zero}, {zero}) == {zero} where s: []").is_rule
+
+
+def test_what_is_too_large_for_a_proof_is_not_applied() -> None:
+    """With kernels of one element it is proved; with larger ones there are too many sums."""
+
+    def image(x: str) -> str:
+        for k in "abc":
+            x = f"conv({x}, {k}, stride=(1, 1), padding=(0, 0), dilation=(1, 1))"
+        return x
+
+    leaves = "i: [n, c, h, w], s: [], a: [c, c, 1, 1], b: [c, c, 1, 1], c: [c, c, 1, 1]"
+    e = parse_equality(f"mul({image('i')}, s) == {image('mul(i, s)')} where {leaves}")
+    assert e.is_proved()
+    kernels = {x.name: ("c", "c", 3, 3) for x in e.leaves if x.name in "abc"}
+    assert at_kinds(e, tuple(kernels.get(x.name, x.kind) for x in e.leaves)) is None
+
+
+def conv(x: Node, k: Node, stride: int = 1, padding: int = 0) -> Node:
+    settings = {"stride": (stride, stride), "padding": (padding, padding)}
+    return make("conv", x, k, **settings, dilation=(1, 1))
+
+
+def sums_of_convolutions() -> tuple[Node, Node]:
+    x, y = tensor("x", 2, 8, 14, 15), tensor("y", 2, 6, 14, 15)
+    v, w = tensor("v", 4, 8, 5, 5), tensor("w", 4, 6, 5, 5)
+    both = make("concat", x, y, axis=1), make("concat", v, w, axis=1)
+    return make("add", conv(x, v, 2, 2), conv(y, w, 2, 2)), conv(*both, 2, 2)
+
+
+def a_pool_of_a_convolution() -> tuple[Node, Node]:
+    """As between the blocks of a dense network: the convolution is of a quarter of the image."""
+    x, k = tensor("x", 1, 8, 14, 14), tensor("k", 4, 8, 1, 1)
+    how: dict[str, object] = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
+    return make("avg_pool", conv(x, k), **how), conv(make("avg_pool", x, **how), k)
+
+
+def a_stride_behind_a_convolution() -> tuple[Node, Node]:
+    x, j, k = tensor("x", 1, 8, 14, 14), tensor("j", 8, 8, 1, 1), tensor("k", 4, 8, 1, 1)
+    return conv(conv(x, j), k, 2), conv(conv(x, j, 2), k)
+
+
+def a_pool_of_positive_parts() -> tuple[Node, Node]:
+    x = tensor("x", 1, 8, 14, 14)
+    how = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1)}
+    relu = make("relu", item(make("max_pool", x, **how), 0))
+    return item(make("max_pool", make("relu", x), **how), 0), relu
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        sums_of_convolutions,
+        a_pool_of_a_convolution,
+        a_stride_behind_a_convolution,
+        a_pool_of_positive_parts,
+    ],
+)
+def test_laws_of_images_that_ship(sides: Callable[[], tuple[Node, Node]]) -> None:
+    left, right = sides()
+    classes = Classes((left, right))
+    saturate(classes, searched_rules(), Budget(rounds=1))
+    assert classes.leader(left) is classes.leader(right)

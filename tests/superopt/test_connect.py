@@ -8,7 +8,7 @@ import pytest
 from tilewright.superopt.applied import rules_of
 from tilewright.superopt.connect import Nodes, Parts, fits
 from tilewright.superopt.enumerate import Space, enumerated
-from tilewright.superopt.mine import Reduced, mine
+from tilewright.superopt.mine import Mining, Reduced
 from tilewright.superopt.records import Record
 from tilewright.superopt.shorten import follows
 from tilewright.superopt.terms import Equality, Leaf, Trees, equalities
@@ -91,13 +91,13 @@ def test_parts_that_are_not_connected_are_open(space: Space) -> None:
 
 
 def test_what_is_proved_follows_from_few(space: Space) -> None:
-    reduced = Reduced(space)
+    reduced = Reduced(space).run()
     true = [e for e in equalities(space) if e.is_proved()]
     rules = [r for e in reduced.rules for r in rules_of(e, str(e))]
     assert len(reduced.tried) < len(true) and all(follows(e, rules) for e in true)
     assert sum(reduced.tried.values()) == len(reduced.rules)
     assert reduced.open < reduced.equalities / 10
-    again = Reduced(enumerated(FEW, 2))
+    again = Reduced(enumerated(FEW, 2)).run()
     assert again.rules == reduced.rules  # numbers do not depend on the run
 
 
@@ -107,21 +107,21 @@ def test_a_small_rule_does_not_follow_from_larger_programs() -> None:
     v = Vocabulary("scales", ("matmul", "mul", "permute"), leaves, {"m": 2, "k": 3})
     small = "matmul(mul(b1, w1), permute(x1, perm=(1, 0)))"
     small += " == matmul(w1, permute(mul(b1, x1), perm=(1, 0)))"
-    assert any(str(e).startswith(small) for e in Reduced(enumerated(v, 4)).rules)
+    assert any(str(e).startswith(small) for e in Reduced(enumerated(v, 4)).run().rules)
 
 
 def test_wrong_equalities_are_put_aside() -> None:
     """Values that agree by chance, here of single numbers of one sign, are no rule."""
     v = Vocabulary("few", ("mul", "relu"), (("x1", X), ("p", ())), {"m": 1, "k": 1}, points=1)
     space = enumerated(v, 2)
-    found = Reduced(space)
+    found = Reduced(space).run()
     wrong = [e for e, proved in found.tried.items() if not proved]
     assert wrong and all(not e.is_proved() for e in wrong)
     assert all(e.is_proved() for e in found.rules)
 
 
 def test_rules_are_written_with_both_proofs(space: Space) -> None:
-    found = mine(Reduced(space))
+    found = Mining(Reduced(space)).run()
     assert not found.refused and all(isinstance(r, Record) for r in found.rules)
     rules = [parse_equality(r.rule) for r in found.rules]
     assert len(rules) <= found.proved <= found.tried < found.equalities

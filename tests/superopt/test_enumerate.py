@@ -125,6 +125,22 @@ def test_a_size_that_an_operator_makes() -> None:
         Sizes({"w": 8}).shape(again)
 
 
+def test_halves_together_are_not_the_whole() -> None:
+    """They are where a size is even. A size is what it was, whatever was made of it."""
+    image = ("n", "c", "h", "w")
+    window = (("kernel", (3, 3)), ("stride", (2, 2)), ("padding", (1, 1)))
+    pool, joined = Instance("avg_pool", window), Instance("concat", (("axis", 2),))
+    for seed in range(8):
+        marks, kind = Marks(seed), image
+        for _ in range(3):
+            half = pool.kind(marks, (kind,))
+            both = joined.kind(marks, (half, half))
+            relu = Instance("relu")
+            assert both[2] == (half[2], half[2]) and relu.kind(marks, (both,)) == both
+            assert relu.kind(marks, (kind,)) == kind and relu.kind(marks, (half,)) == half
+            kind = half
+
+
 def test_two_axes_as_one() -> None:
     """A product of sizes has an order, and can be taken apart; of three the first is apart."""
     kind, marks = ("l", "m", "k"), Marks()

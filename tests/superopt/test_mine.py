@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from tilewright.base.errors import Invalid
 from tilewright.driver.cli import main
+from tilewright.superopt.generalise import has_proof
 from tilewright.superopt.records import proved, read
 from tilewright.superopt.text import parse_equality
 
 WRONG = "matmul(a, b) == matmul(b, a) where a: [k, k], b: [k, k]"
+
+MOVED = ["mine", "reshapes", "--operators", "2"]  # eight rules in a second
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +63,85 @@ def test_an_edited_rule_is_proved_again_or_refused(mined: Path, tmp_path: Path) 
     edited.write_text("[]")
     with pytest.raises(Invalid, match="is no file of rules"):
         read(edited)
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("moved") / "rules.json"
+    assert main([*MOVED, "--out", str(out)]) == 0
+    return out
+
+
+def candidates(
+    monkeypatch: pytest.MonkeyPatch, names: str, failing: int, why: BaseException
+) -> None:
+    """Makes a stage of mining fail for one of its candidates."""
+    of, name = names.rsplit(".", 1)
+    module = import_module(f"tilewright.superopt.{of}")
+    real, calls = getattr(module, name), count()
+
+    def stage(*given: object, **named: object) -> object:
+        if next(calls) == failing:
+            raise why
+        return real(*given, **named)
+
+    monkeypatch.setattr(module, name, stage)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    ["mine.generalised", "shorten.rules_of", "shorten.gains", "mine.proved"],
+)
+def test_a_candidate_that_cannot_be_treated(
+    stage: str,
+    moved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is left out and counted; the others are written."""
+    candidates(monkeypatch, stage, 4, Invalid("axis 0 has no parts that are known"))
+    out = tmp_path / "rules.json"
+    assert main([*MOVED, "--out", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("left out: ") == 1 and "axis 0 has no parts that are known" in said
+    assert "1 could not be treated" in said
+    assert len(read(out)) >= len(read(moved)) - 2
+
+
+@pytest.mark.parametrize("stage", ["shorten.saturate", "mine.has_proof", "mine.proved"])
+def test_what_was_found_is_written_and_gone_on_from(
+    stage: str,
+    moved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "rules.json"
+    command = [*MOVED, "--out", str(out)]
+    with monkeypatch.context() as ended:
+        candidates(ended, stage, 4, KeyboardInterrupt())
+        assert main(command) == 130
+    assert "the same command goes on from there" in " ".join(capsys.readouterr().out.split())
+    kept = json.loads(out.read_text())
+    assert kept["unfinished"] and len(kept["rules"]) >= 3
+    asked: list[object] = []
+    monkeypatch.setattr(
+        "tilewright.superopt.mine.has_proof", lambda e: asked.append(e) or has_proof(e)
+    )
+    assert main(command) == 0
+    assert json.loads(out.read_text()).keys() == json.loads(moved.read_text()).keys()
+    assert set(read(out)) == set(read(moved))
+    assert (stage == "mine.has_proof") == any(map(has_proof, asked))  # none is proved again
+
+
+def test_a_budget_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rules.json"
+    command = ["mine", "matrices", "--operators", "3", "--budget", "1s", "--out", str(out)]
+    assert main(command) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the budget of 1 s ended: " in said and "of the budget are left" in said
+    assert main([*command[:-1], str(tmp_path / "none" / "rules.json")]) == 2
 
 
 def test_both_provers_have_to_agree() -> None:

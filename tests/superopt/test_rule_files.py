@@ -16,6 +16,7 @@ from tilewright.ir.operator import OPERATORS
 from tilewright.rewrites import all_rules
 from tilewright.rewrites.proofs.prove import prove
 from tilewright.superopt.axioms import FOLDER
+from tilewright.superopt.points import refuted
 from tilewright.superopt.records import Record, proved, read, records, signed, write
 from tilewright.superopt.text import parse_equality
 
@@ -112,6 +113,15 @@ def test_the_second_prover_uses_references(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(OPERATORS["matmul"], "reference", lambda op, a, b: np.abs(a) @ np.exp(b))
     assert "the normal forms agree, and the sides differ" in str(proved(e))
     assert "by references" in prove(by_hand).detail
+
+
+def test_what_one_point_refutes() -> None:
+    """Nothing that holds, and nothing of which the point says nothing: a side that is not defined,
+    and tensors that are too large to be tried."""
+    assert refuted(parse_equality(WRONG)) and not refuted(parse_equality(TRUE))
+    small, large = (f"matmul(x, x) == x where x: [{n}, {n}]" for n in (8, 8000))
+    assert refuted(parse_equality(small)) and not refuted(parse_equality(large))
+    assert not refuted(parse_equality("log(neg(exp(x))) == x where x: [m]"))
 
 
 def test_judged_by_the_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from tilewright.superopt.enumerate import enumerated
 from tilewright.superopt.generalise import generalised
 from tilewright.superopt.shorten import follows, gains, shortened
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, equalities, kind_of, leaves
+from tilewright.superopt.text import parse_equality
 from tilewright.superopt.vocabulary import Instance, Vocabulary
 
 X, W = ("m", "k"), ("k", "k")
@@ -81,6 +82,18 @@ def test_sizes_of_parts_become_free() -> None:
     )
     free = generalised(grid)
     assert len(kinds(free)) == 4 and proved(free)
+
+
+def test_sizes_that_operators_make_become_free() -> None:
+    """Those of two images are equal where the images' are."""
+    window = "kernel=(3, 3), stride=(2, 2), padding=(0, 0), divisor=1"
+    i, j = (f"avg_pool({x}, {window})" for x in "ij")
+    where = " where i: [n, c, h, w], j: [n, c, h, w]"
+    e = parse_equality(
+        f"concat({i}, {j}, axis=0) == avg_pool(concat(i, j, axis=0), {window})" + where
+    )
+    a, b = kinds(generalised(e)).values()
+    assert a[1:] == b[1:] and len({*a, *b}) == 5
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,18 @@ def test_nothing_is_cheaper(seed: int) -> None:
     assert cheapest(classes, (root,), cost).cost == pytest.approx(min(everything(classes, root)))
 
 
+def test_no_round_follows_where_there_is_enough() -> None:
+    x, y, z = (tensor(n) for n in "xyz")
+    left, right = make("matmul", make("matmul", x, y), z), make("matmul", x, make("matmul", y, z))
+    classes = Classes((left, right))
+
+    def equal(classes: Classes) -> bool:
+        return classes.leader(left) is classes.leader(right)
+
+    found = saturate(classes, RULES, enough=equal)
+    assert equal(classes) and (found.ended, found.rounds) == ("enough", 1)
+
+
 def test_what_is_shared_is_paid_once() -> None:
     """A tree would take x(yz) and x(y(zx)) apart; together they share yz or xy."""
     x, y, z = (tensor(n) for n in "xyz")

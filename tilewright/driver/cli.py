@@ -173,6 +173,7 @@ def argument_parser() -> argparse.ArgumentParser:
     mined.add_argument("--count", action="store_true", help="candidates only: nothing is proved")
     mined.add_argument("--joining", action="store_true", help="which operators join, and why not")
     mined.add_argument("--out", type=Path, metavar="FILE", help="write the rules there")
+    mined.add_argument("--budget", type=_seconds, metavar="600s", help="end after so long")
     listed = command("fleet", _fleet, "list the machines that measure for `tune --fleet`")
     listed.add_argument("address", metavar="ADDRESS", help=ADDRESS)
     kept = command("records", _records, "list, merge or check schedules that tuning recorded")
@@ -381,8 +382,9 @@ def _rules(given: argparse.Namespace, console: Console) -> int:
 def _mine(given: argparse.Namespace, console: Console) -> int:
     if given.joining:
         return import_module(_MINE).show_joining(given.vocabulary)
-    how = given.operators, given.seed, given.out, given.count
-    return import_module(_MINE).show(given.vocabulary, *how, console)
+    mine = import_module(_MINE)
+    how = given.operators, given.seed, given.out, given.budget
+    return mine.show(mine.Asked(given.vocabulary, *how), given.count, console)
 
 
 def _passes(given: argparse.Namespace, console: Console) -> int:

@@ -15,7 +15,7 @@ from functools import cache
 from math import isfinite
 from typing import Any
 
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Item, Node, item, node, topological
@@ -25,6 +25,7 @@ from tilewright.ir.types import TupleType
 from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.superopt.blocks import Block, Kind, Made, Sizes, Times
 from tilewright.superopt.blocks import names as names_of
+from tilewright.superopt.points import refuted
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, as_node, kind_of, leaves
 from tilewright.superopt.vocabulary import Bound, Instance, Reshaped
 
@@ -289,14 +290,16 @@ def _built(t: Tree, bound: dict[str, Node], sizes: Sizes) -> Node:
 @cache
 def at_kinds(e: Equality, kinds: tuple[Kind, ...], settings: Settings = ()) -> Equality | None:
     """The equality over leaves of these kinds, with other settings; None where it has no meaning
-    then, or is not proved."""
+    then, or is not proved, as where it is too large for a normal form."""
     table = {x: replace(x, kind=k) for x, k in zip(e.leaves, kinds, strict=True)}
     others, sizes = dict(settings), Sizes.symbolic(sorted({b for k in kinds for b in named(k)}))
     try:
         made = Equality(*(_over(side, table, others, sizes) for side in (e.left, e.right)))
         left, right = made.nodes(sizes)
-        return made if left.type == right.type and made.is_proved() else None
-    except Invalid:
+        if left.type != right.type or refuted(made):
+            return None
+        return made if made.is_proved() else None
+    except (Invalid, Unsupported):
         return None
 
 

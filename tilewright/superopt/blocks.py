@@ -23,6 +23,10 @@ from tilewright.ir.types import DType, TensorType
 
 Block = Union[int, str, tuple[Any, Any], "Times", "Made"]
 Kind = tuple[Block, ...]  # of a tensor: a block for each axis
+# What strides divide, of which marks leave 1.
+STRIDES = 840
+# As wide as any window.
+WIDE = 64
 
 
 class Typed(Protocol):
@@ -121,40 +125,40 @@ class Marks(Sizes):
             found = self.marks[block] = made
             self.blocks.setdefault(made, block)
         if found is None:
-            # Larger than those of its parts, so that a part ends before the whole does.
+            # Larger than those of its parts, so that a part ends before the whole does. No stride
+            # divides it: half of a size, taken twice, is not the size where that is odd.
             bits = 32 + 4 * _depth(block)
-            found = self.rng.randrange(1 << bits, 2 << bits)
+            found = 1 + STRIDES * self.rng.randrange(1 << bits, 2 << bits)
             self.marks[block], self.blocks[found] = found, block
         return found
 
-    def joined(self, a: Block, b: Block) -> None:
-        """From now on a size that is the sum of theirs is a, then b."""
-        total = self.of(a) + self.of(b)
-        assert isinstance(total, int)
-        self.blocks[total] = (a, b)
-
     def kind(self, by: Typed, kinds: Sequence[Kind]) -> Kind:
-        """The blocks of an operator's result. A size that is none of those known is a new one."""
+        """The blocks of an operator's result. A size that is none of those known is a new one; one
+        that is the sum of those of two operands' axes is both, one after the other."""
         out: list[Block] = []
         t = by.type(self, kinds)
+        pairs = zip(*kinds, strict=False) if len(kinds) == 2 else ()
+        sums: dict[Dim, Block] = {self.of(a) + self.of(b): (a, b) for a, b in pairs}
         for axis, d in enumerate(t.shape):
             if not isinstance(d, int):
                 raise Invalid(f"{t!r} is not a type of marked blocks")
-            if d >= 1 << 16 and d not in self.blocks:
+            if d >= 1 << 16 and d not in sums and d not in self.blocks:
                 self.blocks[d] = Made(by, self._needed(by, tuple(kinds), axis, d), axis)
-            out.append(self.blocks.get(d, d))
+            out.append(sums.get(d) or self.blocks.get(d, d))
         return tuple(out)
 
     def _needed(self, by: Typed, kinds: tuple[Kind, ...], axis: int, d: int) -> tuple[Kind, ...]:
-        """The kinds with 1 for names that the size does not depend on: it is that of other operands
-        too, which may have others."""
+        """The kinds with a number for names that the size does not depend on: it is that of other
+        operands too, which may have others. Some operators want more than one element."""
         for name in sorted({n for k in kinds for b in k for n in names(b)}):
-            tried = tuple(tuple(renamed(b, {name: 1}) for b in k) for k in kinds)
-            try:
-                if by.type(self, tried).shape[axis] == d:
-                    kinds = tried
-            except (Invalid, ValueError):
-                continue
+            for number in (1, WIDE):
+                tried = tuple(tuple(renamed(b, {name: number}) for b in k) for k in kinds)
+                try:
+                    if by.type(self, tried).shape[axis] == d:
+                        kinds = tried
+                        break
+                except (Invalid, ValueError):
+                    continue
         return kinds
 
 

@@ -7,12 +7,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
 
-from tilewright.superopt.blocks import Block, Kind, Times, names
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.superopt.blocks import Block, Kind, Made, Times, names
 from tilewright.superopt.blocks import renamed as renamed_block
+from tilewright.superopt.points import refuted
 from tilewright.superopt.terms import Equality, Leaf, Term, Tree, kind_of, leaves, ordered, renamed
 
 # Orders of the occurrences of one leaf that are tried.
 MOST_OCCURRENCES = 4
+
+
+def has_proof(e: Equality) -> bool:
+    """Is it proved? Not where a side is too large for a normal form, or has none, or where it has
+    no meaning: sizes that are equal in a space need not be equal always. Most that is wrong is so
+    at any point, which is tried first: no normal form takes as long as those that differ."""
+    try:
+        return not refuted(e) and e.is_proved()
+    except (Invalid, Unsupported):
+        return False
 
 
 def generalised(e: Equality) -> Equality:
@@ -26,7 +38,7 @@ def with_any_signs(e: Equality) -> Equality:
         if leaf.positive:
             table: dict[Leaf, Tree] = {leaf: replace(leaf, positive=False)}
             other = Equality(renamed(e.left, table), renamed(e.right, table))
-            e = other if other.has_proof() else e
+            e = other if has_proof(other) else e
     return e
 
 
@@ -37,7 +49,7 @@ def with_free_leaves(e: Equality) -> Equality:
         changed = False
         for leaf in dict.fromkeys(leaves(e.left)):
             for other in _apart(e, leaf):
-                if other.has_proof():
+                if has_proof(other):
                     e, changed = other, True
                     break
             if changed:
@@ -85,7 +97,7 @@ def with_free_sizes(e: Equality) -> Equality:
         free[x] = replace(x, kind=tuple(kind))
     start = Equality(renamed(e.left, free), renamed(e.right, free))
     for found in _fitting(start):
-        if found.has_proof():
+        if has_proof(found):
             return found
     return e
 
@@ -148,6 +160,8 @@ def _united(pairs: list[tuple[Block, Block]]) -> dict[str, Block] | None:
             stack += [(a[0], b[0]), (a[1], b[1])]
         elif isinstance(a, Times) and isinstance(b, Times):
             stack += [(a.first, b.first), (a.second, b.second)]
+        elif isinstance(a, Made) and isinstance(b, Made) and len(names(a)) == len(names(b)) == 1:
+            stack += [(x, y) for x in names(a) for y in names(b)]
         elif isinstance(a, str) and isinstance(b, str):
             table = {k: renamed_block(v, {b: a}) for k, v in table.items()} | {b: a}
         else:

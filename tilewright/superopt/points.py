@@ -8,6 +8,8 @@ exponentials, the sides may differ by what float64 rounds.
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from tilewright.base.errors import Invalid, Unsupported
@@ -28,6 +30,8 @@ from tilewright.superopt.terms import Equality
 SIZES, POINTS = 3, 24
 # Of a whole element, and of bits of a product of them: sums of thousands are exact in float64.
 LARGEST, BITS = 1 << 9, 40
+# Elements of the inputs of a point that is tried before a proof.
+SMALL = 1 << 12
 # Draws of sizes until operators take them, each of a wider range.
 DRAWS = 24
 
@@ -53,6 +57,23 @@ def differs(e: Equality, seed: int = 0) -> str | None:
                 where = ", ".join(f"{k} = {v}" for k, v in sizes.items())
                 return f"the sides differ at a point with {where} (seed {seed})"
     return None
+
+
+def refuted(e: Equality) -> bool:
+    """Do both sides differ at one point, where both are defined? That takes milliseconds. Large
+    tensors, whose sizes are numbers, are not tried."""
+    rng = np.random.default_rng(0)
+    try:
+        sizes, sides = sized(e, rng, least=2)
+        graph = Graph("sides", inputs_of(*sides), sides)
+        if sum(prod(static(n.shape)) for n in graph.inputs) > SMALL:
+            return False
+        with np.errstate(all="ignore"):
+            a, b = by_references(graph, [argument(e, n, sizes, 0, rng) for n in graph.inputs])
+    except (Invalid, Unsupported):
+        return False  # nothing is known
+    finite = np.isfinite(a).all() and np.isfinite(b).all()
+    return bool(finite) and difference(np.asarray(a), np.asarray(b), "rounding") is not None
 
 
 def sized(

@@ -37,7 +37,7 @@ BUDGET = Budget()
 class Saturated:
     """How a saturation ended, and how often each rule found something new."""
 
-    ended: str  # "saturated", "rounds", "members" or "seconds"
+    ended: str  # "saturated", "enough", "rounds", "members" or "seconds"
     rounds: int
     applied: Counter[str]
 
@@ -53,11 +53,13 @@ def saturate(
     budget: Budget = BUDGET,
     free: Callable[[Classes], set[Node]] = lambda _: set(),
     orders: Sequence[Regrouping] = (),
+    enough: Callable[[Classes], bool] = lambda _: False,
 ) -> Saturated:
     """Joins both sides of every match. The order of rules and nodes alone decides what is found
     within members and rounds; seconds are a last resort. What is `free` however it is computed is
     rewritten only by rules that leave an operator out; others see it below what is not free. Of
-    operators that have `orders`, operands are taken in those in which rules match."""
+    operators that have `orders`, operands are taken in those in which rules match. No round follows
+    one after which there is `enough`."""
     table = RuleSet.of(rules)
     regroupers = [Regrouper(r) for r in orders]
     far = max((depth(r.left) for r in rules), default=1)
@@ -103,6 +105,8 @@ def saturate(
         classes.settle()
         if late or len(classes) > most:
             return Saturated("seconds" if late else "members", k + 1, applied)
+        if enough(classes):
+            return Saturated("enough", k + 1, applied)
         owed = left
         if not classes.changed and not owed:
             return Saturated("saturated", k + 1, applied)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.errors import Invalid
 from tilewright.ir.node import Node, input, item, node
 from tilewright.ir.types import DType, TupleType, f32, f64, i64
 from tilewright.rewrites.proofs.equality import nodes_equal
@@ -156,14 +156,6 @@ class Equality:
         """Do both sides have one normal form over the reals, for all sizes?"""
         sides = self.nodes(Sizes.symbolic(self.symbols), f64)
         return nodes_equal(*sides, "reals", self.positive)
-
-    def has_proof(self) -> bool:
-        """Is it proved? Not where a side is too large for a normal form, or has none, or where it
-        has no meaning: sizes that are equal in a space need not be equal always."""
-        try:
-            return self.is_proved()
-        except (Invalid, Unsupported):
-            return False
 
     def nodes(self, sizes: Sizes, dtype: DType = f32) -> tuple[Node, Node]:
         return as_node(self.left, sizes, dtype), as_node(self.right, sizes, dtype)

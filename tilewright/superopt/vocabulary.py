@@ -45,8 +45,6 @@ class Instance:
 
     def kind(self, marks: Marks, kinds: Sequence[Kind]) -> Kind:
         """That of the first result on operands of these kinds. It raises where they do not fit."""
-        for a, b in zip(*kinds, strict=False) if len(kinds) == 2 else ():
-            marks.joined(a, b)
         return marks.kind(self, kinds)
 
     def type(self, sizes: Sizes, kinds: Sequence[Kind]) -> TensorType:

@@ -1,0 +1,446 @@
+"""A model as a graph: its nodes in order, each by its translation or by the body that ONNX gives
+for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from tilewright import ops
+from tilewright.base.errors import Invalid, TilewrightError, Unsupported
+from tilewright.capture.onnx.context import (
+    Check,
+    Checks,
+    Context,
+    Entry,
+    Value,
+    entry_for,
+    is_newer,
+    refusal_of,
+)
+from tilewright.capture.onnx.elements import (
+    DTYPE_OF,
+    ELEMENT_OF,
+    HELD,
+    Narrow,
+    dtype_for,
+    element_of_array,
+    values_of,
+)
+from tilewright.capture.onnx.functions import body_of, defaults, schema_of, value_of
+from tilewright.capture.onnx.known import Known, NeedsSizes, NeedsValue
+from tilewright.capture.onnx.model import OWN_DOMAINS, Model, label, opsets
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Graph, Node, constant, input
+from tilewright.ir.types import TensorType, i64
+
+SMALL = 64  # elements of a constant that is part of the graph; larger ones are weights
+# What Python and numpy raise where a node of a malformed model does not fit its operator.
+MISFITS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
+DEEPEST = 100  # bodies inside each other: a function that calls itself has no end
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor among the arguments or results: its place there, and its element type."""
+
+    place: int
+    element: int
+
+
+Tree = Leaf | list["Tree"] | None
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A graph whose first inputs are the weights, then the model's inputs. `specialised` are the
+    inputs whose values it was made for, `sizes` the symbolic dims that were given as numbers. Where
+    there are `checks`, the last outputs are integers: whether one failed, then each of them."""
+
+    graph: Graph
+    weights: tuple[Callable[[], np.ndarray], ...]
+    inputs: Mapping[str, Tree]
+    outputs: Mapping[str, Tree]
+    specialised: Mapping[str, np.ndarray]
+    sizes: Mapping[str, int]
+    checks: tuple[Check, ...]
+
+
+def translate(
+    model: Model,
+    values: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Translated:
+    """The graph of a model. `values` are inputs that may be used as constants; sequences and
+    optionals among the inputs are taken as they are there. `sizes` are numbers for symbolic dims.
+    """
+    try:
+        return _Walk(model, values or {}, sizes or {}).run()
+    except _Newer:
+        return _Walk(model.converted(), values or {}, sizes or {}).run()
+
+
+class _Newer(Exception):
+    """Some operator is translated in newer opsets only."""
+
+
+class _Walk:
+    def __init__(self, model: Model, values: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        self.model, self.values, self.sizes = model, values, sizes
+        self.weights: dict[Node, Callable[[], np.ndarray]] = {}
+        self.inputs: list[Node] = []
+        self.given: dict[Node, np.ndarray] = {}
+        self.names: dict[Node, str] = {}
+        self.facts = Known(self.weights, self.given, self.names)
+        self.checks = Checks()
+        self.symbols = symbols_of(model)
+        self.functions = {(f.domain, f.name): f for f in model.proto.functions}
+
+    def run(self) -> Translated:
+        g = self.model.proto.graph
+        env: dict[str, Value] = {}
+        for t in g.initializer:
+            env[t.name] = self.tensor(t)
+        for sparse in g.sparse_initializer:
+            env[sparse.values.name] = self.weight(*_dense(sparse))
+        trees: dict[str, Tree] = {}
+        for v in g.input:
+            if v.name not in env:
+                env[v.name], trees[v.name] = self.argument(v.name, v.type)
+        self.nodes(g.node, env, {}, opsets(self.model.proto), 0)
+        leaves: list[Node] = []
+        outputs = {o.name: _tree(env[o.name], leaves) for o in g.output}
+        used = {self.names[n] for n in self.facts.used}
+        watched = _watched(list(self.checks.found))
+        graph = Graph("onnx", (*self.weights, *self.inputs), (*leaves, *watched))
+        return Translated(
+            graph,
+            tuple(self.weights.values()),
+            trees,
+            outputs,
+            {name: np.asarray(self.values[name]) for name in sorted(used)},
+            self.sizes,
+            tuple(self.checks.found.values()),
+        )
+
+    # ---- inputs and constants
+
+    def argument(self, name: str, t: onnx.TypeProto) -> tuple[Value, Tree]:
+        kind = t.WhichOneof("value")
+        value = self.values.get(name)
+        if kind == "optional_type":
+            if name not in self.values:
+                raise NeedsValue(name)
+            return (None, None) if value is None else self.argument(name, t.optional_type.elem_type)
+        if kind == "sequence_type":
+            if name not in self.values:
+                raise NeedsValue(name)
+            items = [self._item(name, np.asarray(v)) for v in value or ()]
+            return [v for v, _ in items], [tree for _, tree in items]
+        if kind != "tensor_type":
+            raise Unsupported(f"the input {name!r} is a {kind}, which has no native form")
+        shape: list[Dim] = []
+        if not t.tensor_type.HasField("shape"):
+            if value is None:
+                raise NeedsSizes(f"the input {name!r} has no shape in the model")
+            shape = list(np.asarray(value).shape)
+        for k, d in enumerate(t.tensor_type.shape.dim):
+            if d.WhichOneof("value") == "dim_value":
+                shape.append(d.dim_value)
+                continue
+            symbol = symbol_of(name, k, d)
+            known = self.sizes.get(symbol)
+            shape.append(D.sym(self.symbols[symbol], 1) if known is None else known)
+        return self._input(name, t.tensor_type.elem_type, shape, value)
+
+    def _item(self, name: str, value: np.ndarray) -> tuple[Value, Tree]:
+        return self._input(name, element_of_array(value), value.shape, value)
+
+    def _input(
+        self, name: str, element: int, shape: Sequence[Dim], value: Any
+    ) -> tuple[Value, Tree]:
+        n = input(f"x{len(self.inputs)}", TensorType(dtype_for(element), tuple(shape)))
+        tree = Leaf(len(self.inputs), element)
+        self.inputs.append(n)
+        self.names[n] = name
+        if value is not None:
+            self.given[n] = values_of(np.asarray(value), element)
+        return (n if element in DTYPE_OF else Narrow(n, element)), tree
+
+    def tensor(self, t: onnx.TensorProto) -> Value:
+        if t.data_type in (onnx.TensorProto.STRING, onnx.TensorProto.UNDEFINED):
+            return _Text(numpy_helper.to_array(t))
+        dtype, count = dtype_for(t.data_type), int(np.prod(t.dims, dtype=np.int64))
+        read = partial(_read, t)
+        if count <= SMALL or (dtype.is_int and count <= 16 * SMALL):
+            n = constant(read(), dtype)
+        else:
+            n = self._weight(TensorType(dtype, tuple(t.dims)), read)
+        return n if t.data_type in DTYPE_OF else Narrow(n, t.data_type)
+
+    def _weight(self, t: TensorType, read: Callable[[], np.ndarray]) -> Node:
+        n = input(f"w{len(self.weights)}", t, "weight")
+        self.weights[n] = read  # when it is needed: nothing keeps a copy
+        return n
+
+    def weight(self, array: np.ndarray, element: int) -> Node:
+        """A constant that a translation computed."""
+        dtype = dtype_for(element)
+        if array.size <= SMALL or (dtype.is_int and array.size <= 16 * SMALL):
+            return constant(array, dtype)
+        held = array.astype(dtype.numpy)
+        return self._weight(TensorType(dtype, held.shape), lambda: held)
+
+    # ---- nodes
+
+    def nodes(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        env: dict[str, Value],
+        outer: Mapping[str, Any],
+        versions: Mapping[str, int],
+        depth: int,
+    ) -> None:
+        if depth > DEEPEST:
+            raise Invalid("functions of the model call each other without an end")
+        for n in nodes:
+            try:
+                try:
+                    self.node(n, env, outer, versions, depth)
+                except TilewrightError:
+                    raise
+                except MISFITS as error:  # e.g. fewer strides than axes, which nobody checked
+                    raise Invalid(
+                        f"{n.op_type}: operands and attributes do not fit together: {error}"
+                    ) from error
+            except TilewrightError as error:
+                if isinstance(error, Invalid) and self.symbols and not self.sizes:
+                    # Sizes that do not fit as symbols may do so as numbers.
+                    raise NeedsSizes(f"{label(n)}: {error.what}") from error
+                if error.where is None:
+                    opset = versions.get("" if n.domain in OWN_DOMAINS else n.domain, 1)
+                    error.where = f"{self.model.where}: node {label(n)}, opset {opset}"
+                raise
+
+    def node(
+        self,
+        n: onnx.NodeProto,
+        env: dict[str, Value],
+        outer: Mapping[str, Any],
+        versions: Mapping[str, int],
+        depth: int,
+    ) -> None:
+        domain = "" if n.domain in OWN_DOMAINS else n.domain
+        attributes: dict[str, Any] = {}
+        for a in n.attribute:
+            if not a.ref_attr_name:
+                attributes[a.name] = value_of(a)
+            elif a.ref_attr_name in outer:
+                attributes[a.name] = outer[a.ref_attr_name]
+        for name in n.input:
+            if name and name not in env:
+                raise Invalid(f"node {label(n)} reads {name!r}, which nothing makes")
+        operands = [env[name] if name else None for name in n.input]
+        while operands and operands[-1] is None:
+            operands.pop()
+        opset = versions.get(domain, 1)
+        function = self.functions.get((n.domain, n.op_type))
+        entry = None if function else entry_for(domain, n.op_type, opset)
+        found: list[Value] | None = None
+        reason: Unsupported | None = None
+        if domain == "" and n.op_type == "If":
+            found = self.branch(attributes, operands, env, outer, versions, depth)
+        elif entry is not None:
+            try:
+                found = self.by(entry, n, attributes, operands, opset)
+            except (NeedsValue, NeedsSizes):
+                raise
+            except Unsupported as error:
+                reason = error
+        if found is None:
+            found = self.by_body(n, domain, function, attributes, operands, opset, depth, reason)
+        for name, value in zip(n.output, found):
+            if name:
+                env[name] = value
+
+    def branch(
+        self,
+        attributes: Mapping[str, Any],
+        operands: Sequence[Value],
+        env: Mapping[str, Value],
+        outer: Mapping[str, Any],
+        versions: Mapping[str, int],
+        depth: int,
+    ) -> list[Value] | None:
+        """The branch of an If whose condition is known, or is decided by small inputs that are
+        settings rather than data; None where it is not."""
+        (condition,) = operands
+        if not isinstance(condition, Node) or not self.facts.decided(condition):
+            return None
+        taken = bool(self.facts.numbers(condition).reshape(-1)[0])
+        body: onnx.GraphProto = attributes["then_branch" if taken else "else_branch"]
+        inner = dict(env)
+        for t in body.initializer:
+            inner[t.name] = self.tensor(t)
+        self.nodes(body.node, inner, outer, versions, depth + 1)
+        return [inner[o.name] for o in body.output]
+
+    def by(
+        self,
+        entry: Entry,
+        n: onnx.NodeProto,
+        attributes: Mapping[str, Any],
+        operands: Sequence[Value],
+        opset: int,
+    ) -> list[Value]:
+        outputs = len(n.output)
+        c = Context(
+            n.op_type,
+            label(n),
+            opset,
+            attributes,
+            operands,
+            outputs,
+            self.facts,
+            self.weight,
+            self.checks,
+        )
+        taken = operands if entry.narrow else [_unwrapped(x) for x in operands]
+        if any(isinstance(x, _Text) for x in operands):
+            c.refuse("strings have no native form")
+        made = entry.translate(c, *taken)
+        results = list(made) if isinstance(made, tuple) else [made]
+        if not entry.narrow and any(isinstance(x, Narrow) for x in operands):
+            results = self.elements(n, operands, results, opset)
+        return results
+
+    def elements(
+        self, n: onnx.NodeProto, operands: Sequence[Value], results: list[Value], opset: int
+    ) -> list[Value]:
+        """Results of a translation that knows dtypes only, with the element types that the
+        operator's schema says: those of the operands of the same type parameter."""
+        schema = schema_of(n.domain, n.op_type, opset)
+        assert schema is not None
+        types: dict[str, int] = {}
+        for k, x in enumerate(operands):
+            if isinstance(x, Narrow):
+                types[schema.inputs[min(k, len(schema.inputs) - 1)].type_str] = x.element
+        out: list[Value] = []
+        for k, r in enumerate(results):
+            element = types.get(schema.outputs[min(k, len(schema.outputs) - 1)].type_str)
+            narrow = element is not None and isinstance(r, Node) and r.dtype is HELD[element]
+            out.append(Narrow(r, element) if narrow else r)  # type: ignore[arg-type]
+        return out
+
+    def by_body(
+        self,
+        n: onnx.NodeProto,
+        domain: str,
+        function: onnx.FunctionProto | None,
+        attributes: dict[str, Any],
+        operands: Sequence[Value],
+        opset: int,
+        depth: int,
+        reason: Unsupported | None,
+    ) -> list[Value]:
+        """The operator by its body: a function of the model, or ONNX's own."""
+        if function is None:
+            schema = schema_of(domain, n.op_type, opset)
+            refusal = refusal_of(domain, n.op_type)
+            if schema is not None and refusal is None:
+                function = body_of(n, schema, attributes, operands, opset)
+                attributes = {**defaults(schema), **attributes}
+            if function is None:
+                if reason is not None:
+                    raise reason
+                if schema is not None and is_newer(domain, n.op_type, opset):
+                    raise _Newer
+                why = refusal or (
+                    "there is no translation of it"
+                    if schema
+                    else f"the domain {domain or 'ai.onnx'!r} has no such operator in this opset"
+                )
+                raise Unsupported(f"{n.op_type}: {why}")
+        inner: dict[str, Value] = dict.fromkeys(function.input)
+        inner.update(zip(function.input, operands))
+        given = {a.name: value_of(a) for a in function.attribute_proto}
+        # What ONNX's bodies name as operands that were left out.
+        inner[""] = None
+        versions = opsets(function) or {"": opset}
+        self.nodes(function.node, inner, {**given, **attributes}, versions, depth + 1)
+        # Results that nobody asks for need not exist.
+        asked = zip(function.output, n.output)
+        return [inner[name] if wanted else None for name, wanted in asked]
+
+
+def _watched(checks: list[Node]) -> list[Node]:
+    """The outputs of checks: one that is not 0 where any failed, then all."""
+    if not checks:
+        return []
+    failed = [ops.cast(ops.ne(v, ops.number(0, i64)), i64) for v in checks]
+    return [reduce(ops.maximum, failed), *checks]
+
+
+class _Text(list[Value]):
+    """An array of strings: nothing reads it but operators that refuse it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        super().__init__()
+        self.array = array
+
+
+def _unwrapped(x: Value) -> Value:
+    return x.node if isinstance(x, Narrow) else x
+
+
+def _read(t: onnx.TensorProto) -> np.ndarray:
+    try:
+        return values_of(numpy_helper.to_array(t), t.data_type)
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"the tensor {t.name!r} has other data than its shape says") from error
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> tuple[np.ndarray, int]:
+    """A sparse constant with its zeros."""
+    values, where = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    out = np.zeros(tuple(sparse.dims), values.dtype)
+    if where.ndim == 1:
+        out.reshape(-1)[where] = values
+    else:
+        out[tuple(where.T)] = values
+    return out, sparse.values.data_type
+
+
+def symbols_of(model: Model) -> dict[str, str]:
+    """The model's symbolic dims and what graphs call them: names of models need not be
+    identifiers. A dim without a name is one of its own."""
+    found: dict[str, str] = {}
+    for v in model.proto.graph.input:
+        optional = v.type.WhichOneof("value") == "optional_type"
+        t = v.type.optional_type.elem_type if optional else v.type
+        for k, d in enumerate(t.tensor_type.shape.dim):
+            if d.WhichOneof("value") != "dim_value":
+                found.setdefault(symbol_of(v.name, k, d), f"d{len(found)}")
+    return found
+
+
+def symbol_of(name: str, axis: int, d: onnx.TensorShapeProto.Dimension) -> str:
+    return d.dim_param or f"{name}.{axis}"
+
+
+def _tree(x: Value, leaves: list[Node]) -> Tree:
+    if isinstance(x, list):
+        return [_tree(v, leaves) for v in x]
+    if x is None:
+        return None
+    n = _unwrapped(x)
+    assert isinstance(n, Node)
+    leaves.append(n)
+    return Leaf(len(leaves) - 1, x.element if isinstance(x, Narrow) else ELEMENT_OF[n.dtype])
