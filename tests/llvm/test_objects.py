@@ -12,6 +12,7 @@ from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir.target import Target
 from tilewright.llvm import objects
 from tilewright.llvm.objects import assembly, compile_object, compile_objects, object_key
+from tilewright.runtime.objects import read_symbols
 
 DECLARATIONS = """
 declare <4 x float> @llvm.fma.v4f32(<4 x float>, <4 x float>, <4 x float>)
@@ -65,10 +66,7 @@ def variant(seed: int) -> str:
 @pytest.mark.parametrize("name", [x for x in targets.names() if targets.get(x).grid is None])
 def test_objects_for_every_target(name: str) -> None:
     target = targets.get(name)
-    image = compile_object(AXPY, target)
-    assert image[:4] == b"\x7fELF"
-    machine = {"x86_64": 62, "aarch64": 183}[target.arch]
-    assert int.from_bytes(image[18:20], "little") == machine
+    assert read_symbols(compile_object(AXPY, target)).arch == target.arch
 
 
 def test_the_pipeline_inlines_promotes_and_drops() -> None:

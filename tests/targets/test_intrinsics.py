@@ -69,12 +69,10 @@ def tensorized(i: Intrinsic, n: Nest) -> Nest:
 def target_for(i: Intrinsic) -> Target:
     """A machine that has the instruction: this one, or a preset with the feature added."""
     here = default()
-    family = i.name.split(".")[0]
-    if here.arch == {"arm64": "aarch64", "x86": "x86_64"}[family] and all(
-        map(here.has, i.features)
-    ):
+    (family,) = (f for f in families() if f.name == i.name.split(".")[0])
+    if here.arch in family.architectures and all(map(here.has, i.features)):
         return here
-    preset = get({"arm64": "arm64", "x86": "x86-64-v4"}[family])
+    preset = family.presets[-1]
     return replace(preset, features=(*preset.features, *(f"+{f}" for f in i.features)))
 
 

@@ -68,6 +68,12 @@ class Target:
     has_fma: bool = False
     # Native arithmetic in half precision, not only conversion.
     has_f16: bool = False
+    # Instructions that convert between half and single precision; without, integers do it.
+    converts_f16: bool = True
+    # Instructions that round floats to whole numbers; and does LLVM have code for maxima of float64
+    # that distinguish zeros? Without, a few other instructions do it.
+    rounds: bool = True
+    f64_maximum: bool = True
     # Instructions that convert to bfloat16, and loads and stores that leave lanes out by a mask.
     has_bf16: bool = False
     has_masks: bool = False

@@ -28,6 +28,7 @@ from tilewright.kernel.nest import (
     writes,
 )
 from tilewright.llvm.body import Body
+from tilewright.llvm.instead import Has
 from tilewright.llvm.machine import Traits
 from tilewright.llvm.scalars import Arith, memory_type
 from tilewright.llvm.writer import Metadata
@@ -41,7 +42,8 @@ def emit(n: Nest, target: Target) -> str:
 class _Module:
     def __init__(self, n: Nest, target: Target) -> None:
         self.n, self.target = n, target
-        self.arith = Arith(target.has_fma, n.precision == "strict", target.has_bf16)
+        strict = n.precision == "strict"
+        self.arith = Arith(target.has_fma, strict, target.has_bf16, Has.of(target))
         allocated = [s.buffer for s in n.body if isinstance(s, Alloc)]
         self.shared = [x for x in allocated if n.buffer(x).scope != "let"]
         self.functions: list[str] = []
@@ -50,6 +52,7 @@ class _Module:
         self.traits = Traits(
             keeping=f"{target.vector_convention} ".lstrip(),
             steps_apart=True,
+            short=target.pointer_bits < 64,
         )
 
     def text(self) -> str:
@@ -62,7 +65,7 @@ class _Module:
         for name in ctx:
             main.allocate(name)
         if pieces:
-            w.line(f"%ctx = alloca [{2 + len(ctx)} x ptr], align 8", entry=True)
+            w.line(f"%ctx = alloca [{2 + len(ctx)} x ptr]", entry=True)
             for k, p in enumerate(["%args", "%dims", *(main.addresses.base[c][0] for c in ctx)]):
                 slot = w.put(f"getelementptr ptr, ptr %ctx, i64 {k}")
                 w.line(f"store ptr {p}, ptr {slot}")
@@ -87,7 +90,8 @@ class _Module:
         for s in pieces:
             extra.add(f"declare void @{_runner(s)}(ptr, ptr, i64)")
         if any("@malloc" in f for f in self.functions):
-            extra |= {"declare ptr @malloc(i64)", "declare void @free(ptr)"}
+            size = f"i{self.target.pointer_bits}"
+            extra |= {f"declare ptr @malloc({size})", "declare void @free(ptr)"}
         code = [*sorted(extra), *a.definitions(), *self.functions]
         return "\n".join([*code, *self.metadata.lines]) + "\n"
 
@@ -100,7 +104,7 @@ class _Module:
         put = f.writer.put
         for k, b in enumerate(f.context.args):
             slot = put(f"getelementptr ptr, ptr %args, i64 {k}")
-            f.addresses.base[b.name] = (put(f"load ptr, ptr {slot}, align 8"), 0)
+            f.addresses.base[b.name] = (put(f"load ptr, ptr {slot}"), 0)
         for k, s in enumerate(self.n.dims):
             slot = put(f"getelementptr i64, ptr %dims, i64 {k}")
             f.context.env[s] = (put(f"load i64, ptr {slot}, align 8"), 0)
@@ -116,7 +120,7 @@ class _Module:
         w = f.writer
         for k, p in enumerate(["args", "dims", *(f"l{i}" for i in range(len(ctx)))]):
             w.line(f"%{p}.slot = getelementptr ptr, ptr %ctx, i64 {k}")
-            w.line(f"%{p} = load ptr, ptr %{p}.slot, align 8")
+            w.line(f"%{p} = load ptr, ptr %{p}.slot")
         self._enter(f)
         for i, c in enumerate(ctx):
             f.addresses.base[c] = (f"%l{i}", 0)
@@ -154,7 +158,10 @@ class _Processor:
         else:
             total = w.put(f"mul i64 {body.indices.dim(b.size)}, {b.dtype.bytes}")
             total = w.put(f"add i64 {total}, 64")
-            address = w.put(f"call ptr @malloc(i64 {total})")
+            size = f"i{body.target.pointer_bits}"
+            if size != "i64":
+                total = w.put(f"trunc i64 {total} to {size}")
+            address = w.put(f"call ptr @malloc({size} {total})")
             body.addresses.base[name] = (address, w.depth)
             self.taken.add(address)
 

@@ -87,11 +87,11 @@ Action = Union[Call, Together, Branch]
 _EACH = """\
 define internal void @tw_each(ptr %calls, i64 %k) nounwind {
   %call = getelementptr { ptr, ptr, ptr }, ptr %calls, i64 %k
-  %function = load ptr, ptr %call, align 8
+  %function = load ptr, ptr %call
   %args.at = getelementptr ptr, ptr %call, i64 1
-  %args = load ptr, ptr %args.at, align 8
+  %args = load ptr, ptr %args.at
   %sizes.at = getelementptr ptr, ptr %call, i64 2
-  %sizes = load ptr, ptr %sizes.at, align 8
+  %sizes = load ptr, ptr %sizes.at
   call void %function(ptr %args, ptr %sizes)
   ret void
 }
@@ -146,7 +146,7 @@ class _Writer(Text):
         deep = max([len(a.dims) for a in e.actions if isinstance(a, Call)] + [1])
         head = [
             f"define void @{e.symbol}(ptr %in, ptr %out, ptr %dims, ptr %arena) nounwind {{",
-            f"  %args = alloca [{width} x ptr], align 8",
+            f"  %args = alloca [{width} x ptr]",
             f"  %sizes = alloca [{deep} x i64], align 8",
         ]
         self.values: dict[str, str] = {}
@@ -170,7 +170,7 @@ class _Writer(Text):
         if s.kind == "arena":
             return self.put(f"getelementptr i8, ptr %arena, i64 {self.dim(s.at)}")
         p = self.put(f"getelementptr ptr, ptr %{s.kind}, i64 {s.at}")
-        return self.put(f"load ptr, ptr {p}, align 8")
+        return self.put(f"load ptr, ptr {p}")
 
     def size(self, d: str | int) -> str:
         return self.values[d] if isinstance(d, str) else str(d)
@@ -178,7 +178,7 @@ class _Writer(Text):
     def fill(self, array: str, t: str, values: Sequence[str]) -> None:
         for k, v in enumerate(values):
             p = self.put(f"getelementptr {t}, ptr {array}, i64 {k}")
-            self.line(f"store {t} {v}, ptr {p}, align 8")
+            self.line(f"store {t} {v}, ptr {p}")
 
     def call(self, a: Call) -> None:
         self.fill("%args", "ptr", [self.slot(s) for s in a.args])
@@ -189,10 +189,10 @@ class _Writer(Text):
         self.line(f"call void @{a.symbol}(ptr %args, ptr {sizes})")
 
     def together(self, t: Together) -> None:
-        table = self.put(f"alloca [{3 * len(t.calls)} x ptr], align 8")
+        table = self.put(f"alloca [{3 * len(t.calls)} x ptr]")
         values = []
         for c in t.calls:
-            args = self.put(f"alloca [{max(1, len(c.args))} x ptr], align 8")
+            args = self.put(f"alloca [{max(1, len(c.args))} x ptr]")
             self.fill(args, "ptr", [self.slot(s) for s in c.args])
             sizes = self.put(f"alloca [{max(1, len(c.dims))} x i64], align 8")
             self.fill(sizes, "i64", list(map(self.size, c.dims)))
@@ -203,8 +203,8 @@ class _Writer(Text):
     def branch(self, b: Branch) -> None:
         self.count += 1
         n = f"b{self.count}"
-        ins = self.put(f"alloca [{max(1, len(b.inputs))} x ptr], align 8")
-        outs = self.put(f"alloca [{max(1, len(b.outputs))} x ptr], align 8")
+        ins = self.put(f"alloca [{max(1, len(b.inputs))} x ptr]")
+        outs = self.put(f"alloca [{max(1, len(b.outputs))} x ptr]")
         self.fill(ins, "ptr", [self.slot(s) for s in b.inputs])
         self.fill(outs, "ptr", [self.slot(s) for s in b.outputs])
         arena = self.put(f"getelementptr i8, ptr %arena, i64 {self.dim(b.arena)}")

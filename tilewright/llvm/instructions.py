@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
 from tilewright.ir.expr import Load
 from tilewright.ir.target import Target
 from tilewright.kernel.intrinsic import INTRINSICS, Ask, Intrinsic, Match, Operand, match
@@ -80,6 +81,9 @@ class Instructions:
             self.arith.declares.add(_PREFETCH)
         else:
             body = i.emission(found.constants).rstrip()
+        if self.target.pointer_bits < 64 and _go_up(found):
+            # Sums of 32 bits may wrap around. Where LLVM knows that none does, loads add constants.
+            name, body = f"{name}.up", body.replace("getelementptr ", "getelementptr nuw ")
         head = ", ".join(f"{t} {name}" for t, name, _ in args)
         self.arith.defines[name] = (
             f'define internal void @"{name}"({head}) alwaysinline nounwind {{\n{body}\n}}'
@@ -109,3 +113,8 @@ class Instructions:
         enter = [f"  {x}" for i in self.used.values() for x in i.enter]
         leave = [f"  {x}" for i in self.used.values() for x in i.leave]
         return [*enter, *self.w.lines(), *leave, "  ret void", "}"]
+
+
+def _go_up(found: Match) -> bool:
+    """Do the addresses of operands never step back?"""
+    return all(D.nonneg(d) for x in found.operands for d in x.strides)

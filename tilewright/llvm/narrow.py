@@ -1,14 +1,16 @@
 """Narrow floats as LLVM instructions on wider lanes, without tables and branches.
 
-A register holds them as float. Here are floats of 8 bits, and doubles on their way to any narrow
-float, which have to be rounded once and not twice. Nothing here depends on how the machine treats
-subnormal floats: subnormal codes are made and read by sums of normal ones.
+A register holds them as float. Here are floats of 8 bits, of 16 on machines without instructions
+for them, and doubles on their way to any narrow float, which have to be rounded once and not
+twice. Nothing here depends on how the machine treats subnormal floats: subnormal codes are made and
+read by sums of normal ones.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tilewright.ir.narrow import BFLOAT, Format
 
@@ -62,10 +64,12 @@ class Lanes:
 
 
 def narrowed(f: Format, x: str, n: Lanes) -> str:
-    """Codes (i8) of floats: to nearest, ties to even."""
+    """Codes (i8 or i16) of floats: to nearest, ties to even."""
     u = n.as_bits(x)
     full = n.op("and", u, _MAGNITUDE)
-    a = n.least(full, _float_bits(f.maximum))
+    # The code after the largest number's is that of infinity, if numbers beyond it become that.
+    largest = f.maximum if f.saturates else 2.0 ** (math.frexp(f.maximum)[1])
+    a = n.least(full, _float_bits(largest))
     shift = 23 - f.fraction
     odd = n.op("and", n.op("lshr", a, shift), 1)
     up = n.op("add", n.op("add", a, odd), (1 << (shift - 1)) - 1)
@@ -77,18 +81,18 @@ def narrowed(f: Format, x: str, n: Lanes) -> str:
     code = n.choose(small, low, normal)
     if f.infinity is not None:
         code = n.choose(n.op("icmp eq", full, _INFINITY), f.infinity, code)
-    sign = n.op("and", n.op("lshr", u, 24), 0x80)
+    sign = n.op("and", n.op("lshr", u, 32 - f.bits), 1 << (f.bits - 1))
     if not f.negative_zero:
         sign = n.choose(n.op("icmp eq", code, 0), 0, sign)
     if f.nan is not None:
         code = n.choose(n.op("icmp ugt", full, _INFINITY), f.nan, code)
-    return n.convert("trunc", n.op("or", code, sign), "i32", "i8")
+    return n.convert("trunc", n.op("or", code, sign), "i32", f"i{f.bits}")
 
 
 def widened(f: Format, x: str, n: Lanes) -> str:
-    """Floats of codes (i8)."""
-    c = n.convert("zext", x, "i8", "i32")
-    a = n.op("and", c, 0x7F)
+    """Floats of codes (i8 or i16)."""
+    c = n.convert("zext", x, f"i{f.bits}", "i32")
+    a = n.op("and", c, (1 << (f.bits - 1)) - 1)
     at = n.op("shl", a, 23 - f.fraction)
     normal = n.op("add", at, (127 - f.bias) << 23)
     # A subnormal is the distance from the least normal number of one that has the same fraction.
@@ -104,7 +108,7 @@ def widened(f: Format, x: str, n: Lanes) -> str:
     elif f.nan is not None:
         found = (a, f.nan) if f.negative_zero else (c, f.nan)
         r = n.choose(n.op("icmp eq", *found), quiet, r)
-    sign = n.op("shl", n.op("and", c, 0x80), 24)
+    sign = n.op("shl", n.op("and", c, 1 << (f.bits - 1)), 32 - f.bits)
     return n.as_float(n.op("or", r, sign))
 
 
@@ -166,3 +170,14 @@ def made_odd(x: str, error: str, n: Lanes) -> str:
     lost = n.op("fcmp one", error, 0.0, "double")
     chosen = n.choose(n.op("and", even, lost, "i1"), moved, bits, "i64")
     return n.convert("bitcast", chosen, "i64", "double")
+
+
+def odd_fma(a: Sequence[str], n: Lanes) -> str:
+    """a * b + c of floats as doubles that rounding to floats, or to narrower ones, leaves right."""
+    x, y, z = (n.convert("fpext", e, "float", "double") for e in a)
+    x = n.op("fmul", x, y, "double")  # exact
+    s = n.op("fadd", x, z, "double")
+    back = n.op("fsub", s, x, "double")
+    rest = n.op("fsub", x, n.op("fsub", s, back, "double"), "double")
+    error = n.op("fadd", rest, n.op("fsub", z, back, "double"), "double")
+    return made_odd(s, error, n)

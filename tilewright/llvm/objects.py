@@ -237,11 +237,11 @@ def _target_machine(target: Target, level: int) -> Any:
         level,
         # Position independent and small: the loader places a whole object in one reservation and
         # reaches other symbols through its own stubs and table.
-        b"pic",
-        b"small",
+        (known.relocation if known is not None else "pic").encode(),
+        (known.code_model if known is not None else "small").encode(),
         0,
         0,
-        b"",
+        (known.abi if known is not None else "").encode(),
     )
     if not machine:
         raise Unsupported(f"LLVM made no target machine for target {target.name}")
@@ -319,6 +319,10 @@ class _Architecture:
     prefix: str  # of its intrinsics: @llvm.x86.…
     features: tuple[str, ...] = ()  # without which it may abort the process
     grid: bool = False  # for blocks of threads
+    # Where code and data may lie, and the calling convention, where the triple does not say it.
+    relocation: str = "pic"
+    code_model: str = "small"
+    abi: str = ""
 
 
 _ARCHITECTURES = {
@@ -328,10 +332,14 @@ _ARCHITECTURES = {
     "i686": _Architecture("x86"),
     "aarch64": _Architecture("aarch64"),
     "arm64": _Architecture("aarch64"),
-    "riscv64": _Architecture("riscv"),
+    "armv7": _Architecture("arm"),
+    "armv7l": _Architecture("arm"),
+    # Small means the lowest 2 GiB there, medium anywhere.
+    "riscv64": _Architecture("riscv", code_model="medium", abi="lp64d"),
     "riscv32": _Architecture("riscv"),
-    "wasm32": _Architecture("wasm"),
-    "wasm64": _Architecture("wasm"),
+    # A module has one memory of its own: its addresses are known when it is linked.
+    "wasm32": _Architecture("wasm", relocation="static"),
+    "wasm64": _Architecture("wasm", relocation="static"),
     "nvptx64": _Architecture("nvvm", grid=True),
 }
 

@@ -57,6 +57,24 @@ class _Body(Text):
         return "\n".join(self.out) + "\n"
 
 
+# (body, vector type, sums, factors, columns) -> the sums with their products added
+Add = Callable[[_Body, str, str, str, str], str]
+
+
+def fused(function: str) -> Add:
+    """By one instruction of three operands: the factors first, then the sum."""
+
+    def add(b: _Body, v: str, acc: str, x: str, y: str) -> str:
+        return b.put(f"call {v} @{function}({v} {x}, {v} {y}, {v} {acc})")
+
+    return add
+
+
+def multiplied_then_added(b: _Body, v: str, acc: str, x: str, y: str) -> str:
+    """By two instructions, for machines without one that does both."""
+    return b.put(f"fadd {v} {acc}, {b.put(f'fmul {v} {x}, {y}')}")
+
+
 @dataclass(frozen=True)
 class FmaTile:
     """c[i,j] += a[i,k] * b[k,j] in float32, the tile of c in registers while k runs.
@@ -67,6 +85,7 @@ class FmaTile:
 
     lanes: int
     along: str = ""
+    add: Add | None = None  # None: by LLVM's fused multiply-add
 
     def __call__(self, sizes: Sizes, ahead: tuple[Ask, ...] = ()) -> str:
         """The body, which prefetches while k runs."""
@@ -85,14 +104,14 @@ class FmaTile:
         down = b.put(f"mul i64 {first}, %b.0")
         p = b.moving("float", "%b", down)
         factors = self.factors(b, a, first, count, len(acc))
+        add = self.add or fused(f"llvm.fma.v{n}f32")
         for u in range(count):
             p = b.at("float", p, ("%b.0", min(u, 1)))
             columns = [b.load(v, b.at("float", p, (n, c)), 4) for c in range(len(acc[0]))]
             for row, spread in zip(acc, factors(u), strict=True):
                 x = spread()
                 for c, y in enumerate(columns):
-                    fma = f"@llvm.fma.v{n}f32({v} {x}, {v} {y}, {v} {row[c]})"
-                    row[c] = b.put(f"call {v} {fma}")
+                    row[c] = add(b, v, row[c], x, y)
 
     def factors(
         self, b: _Body, a: str, first: str, count: int, rows: int

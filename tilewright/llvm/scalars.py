@@ -2,7 +2,8 @@
 
 In registers a bool is an i1 and floats of 8 and 16 bits are float: they are widened when loaded,
 computed as float32 and rounded at once to what their dtype can hold. LLVM takes instructions for
-16 bits instead where the machine has them and they give the same.
+16 bits instead where the machine has them and they give the same; on a machine that does not even
+convert them, integer arithmetic does (`narrow`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass, field
 from tilewright.base.errors import Unsupported
 from tilewright.ir.expr import Value
 from tilewright.ir.types import DTYPES, DType, b1, bf16, f16, f32, f64, i64, u64
-from tilewright.llvm import narrow, vmath
+from tilewright.llvm import instead, narrow, vmath
+from tilewright.llvm.instead import Has
 from tilewright.llvm.text import splat
 
 # Calls of one vector function in a kernel, at most, that are written out.
@@ -68,6 +70,7 @@ class Arith:
     fma: bool
     strict: bool = False  # every operation rounds: no product is added without it
     has_bf16: bool = False  # an instruction rounds to bfloat16, subnormal numbers too
+    has: Has = field(default_factory=Has)
     declares: set[str] = field(default_factory=set)
     defines: dict[str, str] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)  # of vector functions, by symbol
@@ -140,7 +143,8 @@ class Arith:
         if name in _COMPARE:
             return self._compare(name, d, v, args)
         if d.format is not None and name == "fma":
-            return self.round(self._exact_fma(lanes, args), d, lanes)
+            n = narrow.Lanes(self.put, lanes)
+            return self.round(narrow.to_odd(narrow.odd_fma(args, n), n), d, lanes)
         if d.is_float:
             r = self._float(name, d, t, lanes, args, flag)
             return r if _is_exact(name, d) else self.round(r, d, lanes, name in _ARITHMETIC)
@@ -162,7 +166,10 @@ class Arith:
         if name == "neg":
             return self.put(f"fneg {v} {a[0]}")
         if name in ("max", "min"):
-            return self.intrinsic(_INTRINSICS[name], t, lanes, *a, flag=flag)
+            apart = t == "double" and not flag and not self.has.f64_maximum
+            r = self.intrinsic(_INTRINSICS[name], t, lanes, *a, flag="nsz " if apart else flag)
+            n = narrow.Lanes(self.put, lanes)
+            return instead.with_ordered_zeros(name, r, a[0], a[1], n) if apart else r
         if name in ("maxnum", "minnum"):
             # LLVM for x86 takes the NaN of one operand where it knows that the other is none.
             a = [x if not x.startswith("%") else self._unknown(x, t, lanes) for x in a]
@@ -170,6 +177,11 @@ class Arith:
         if name == "fma" and a[2] == self.const(-0.0, d, lanes):
             # A product that is rounded alone: LLVM would join it with a sum that follows.
             return self._unknown(self.intrinsic(name, t, lanes, *a), t, lanes)
+        if name == "fma" and not self.fma and t == "float":
+            n = narrow.Lanes(self.put, lanes)
+            return narrow.to_single(narrow.odd_fma(a, n), n)
+        if name in instead.WHOLE and not self.has.whole:
+            return instead.rounded(name, t, a[0], narrow.Lanes(self.put, lanes))
         if name in _INTRINSICS:
             return self.intrinsic(_INTRINSICS[name], t, lanes, *a)
         if name.startswith("toward_zero_"):
@@ -187,7 +199,7 @@ class Arith:
             return self.put(f"bitcast {vector(stored, lanes)} {x} to {vector(whole, lanes)}")
         if name == "floordiv":
             q = self.put(f"fdiv {v} {a[0]}, {a[1]}")
-            return self.intrinsic("floor", t, lanes, q)
+            return self._float("floor", d, t, lanes, [q])
         if name == "rem":
             return self.math("fmod", d, lanes, *a)
         if name == "mod":
@@ -367,17 +379,6 @@ class Arith:
         self.declares.add(f"declare {wide} {name}({vector(ts, lanes)})")
         return self.put(f"call {wide} {name}({vector(ts, lanes)} {x})")
 
-    def _exact_fma(self, lanes: int, a: list[str]) -> str:
-        """a * b + c of narrow floats as a float32 that rounding to them leaves right."""
-        n = narrow.Lanes(self.put, lanes)
-        x, y, z = (n.convert("fpext", e, "float", "double") for e in a)
-        x = n.op("fmul", x, y, "double")  # exact
-        s = n.op("fadd", x, z, "double")
-        back = n.op("fsub", s, x, "double")
-        rest = n.op("fsub", x, n.op("fsub", s, back, "double"), "double")
-        error = n.op("fadd", rest, n.op("fsub", z, back, "double"), "double")
-        return narrow.to_odd(narrow.made_odd(s, error, n), n)
-
     def _unknown(self, x: str, t: str, lanes: int) -> str:
         """The same numbers, of which LLVM knows nothing. It costs no instruction."""
         return self.intrinsic("arithmetic.fence", t, lanes, x)
@@ -452,10 +453,13 @@ class Arith:
             return found[1]
         if d.is_bool:
             return self.put(f"zext {vector('i1', lanes)} {x} to {vector('i8', lanes)}")
-        if d is f16:
+        if d is f16 and self.has.f16:
             return self.put(f"fptrunc {vector('float', lanes)} {x} to {vector('half', lanes)}")
         if d.format is None:
             return x
+        if d is f16:
+            code = narrow.narrowed(d.format, x, narrow.Lanes(self.put, lanes))
+            return self.put(f"bitcast {vector('i16', lanes)} {code} to {vector('half', lanes)}")
         if d is not bf16:
             return narrow.narrowed(d.format, x, narrow.Lanes(self.put, lanes))
         single, half = vector("float", lanes), vector("i16", lanes)
@@ -494,10 +498,12 @@ class Arith:
             return self.put(
                 f"icmp ne {vector('i8', lanes)} {x}, {self.splat_literal('0', 'i8', lanes)}"
             )
-        if d is f16:
+        if d is f16 and self.has.f16:
             return self.put(f"fpext {vector('half', lanes)} {x} to {vector('float', lanes)}")
         if d.format is None:
             return x
+        if d is f16:
+            x = self.put(f"bitcast {vector('half', lanes)} {x} to {vector('i16', lanes)}")
         if d is not bf16:
             return narrow.widened(d.format, x, narrow.Lanes(self.put, lanes))
         i = vector("i32", lanes)

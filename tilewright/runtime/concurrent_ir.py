@@ -12,7 +12,7 @@ change any more; after some seconds `tw_wait` answers true, and the loops end.
 
 from __future__ import annotations
 
-from .pool_ir import NOW
+from .pool_ir import now_ir
 
 MAX_THREADS = 1024  # as many chunks may wait at the same time
 _STACK_BYTES = 8 << 20
@@ -49,7 +49,7 @@ declare i32 @pthread_attr_setdetachstate(ptr, i32)
 declare i32 @pthread_attr_destroy(ptr)
 declare i64 @tw_pool_threads()
 
-{NOW}
+{now_ir()}
 
 define internal void @sleep() {{
   %time = alloca {{ i64, i64 }}, align 8

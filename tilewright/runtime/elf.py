@@ -1,4 +1,4 @@
-"""Reading the symbol table of an ELF object before it is passed to LLVM's loader.
+"""Reading the symbol table of an ELF object, as before it is passed to LLVM's loader.
 
 The loader aborts the process on some damaged images and names no missing symbol, so both are
 checked here, where they can become a sentence.
@@ -11,12 +11,36 @@ from dataclasses import dataclass
 
 from tilewright.base.errors import Invalid, require
 
-_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64"}
+_MACHINES = {40: "armv7", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 _SYMBOL_TABLE, _STRING_TABLE, _NO_BITS = 2, 3, 8
 _LOCAL = 0
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The records of one class of files. Those of 32 bits have the same fields, narrower, and in
+    symbols in another order."""
+
+    header: struct.Struct
+    section: struct.Struct
+    symbol: struct.Struct
+    names: tuple[int, int, int]  # where a symbol has its name, its kind and its section
+
+
+_LAYOUTS = {
+    1: _Layout(
+        struct.Struct("<16sHHIIIIIHHHHHH"),
+        struct.Struct("<10I"),
+        struct.Struct("<IIIBBH"),
+        (0, 3, 5),
+    ),
+    2: _Layout(
+        struct.Struct("<16sHHIQQQIHHHHHH"),
+        struct.Struct("<IIQQQQIIQQ"),
+        struct.Struct("<IBBHQQ"),
+        (0, 1, 3),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -29,19 +53,20 @@ class ObjectSymbols:
 
 
 def read_symbols(image: bytes) -> ObjectSymbols:
-    """The global symbols of a 64-bit little-endian relocatable object."""
-    require(image[:6] == b"\x7fELF\x02\x01", "the object image is not a 64-bit ELF object")
+    """The global symbols of a little-endian relocatable object."""
+    known = image[:4] == b"\x7fELF" and image[4:5] in (b"\x01", b"\x02") and image[5:6] == b"\x01"
+    require(known, "the object image is not a little-endian ELF object")
     try:
-        return _read(image)
+        return _read(image, _LAYOUTS[image[4]])
     except (struct.error, IndexError, ValueError) as problem:
         raise Invalid(f"the object image is damaged: {problem}", hint="compile it again") from None
 
 
-def _read(image: bytes) -> ObjectSymbols:
-    header = _HEADER.unpack_from(image)
+def _read(image: bytes, of: _Layout) -> ObjectSymbols:
+    header = of.header.unpack_from(image)
     machine, offset, size, count = header[2], header[6], header[11], header[12]
-    require(size == _SECTION.size, "the object image is damaged: odd section headers")
-    sections = [_SECTION.unpack_from(image, offset + i * size) for i in range(count)]
+    require(size == of.section.size, "the object image is damaged: odd section headers")
+    sections = [of.section.unpack_from(image, offset + i * size) for i in range(count)]
     for _, kind, _, _, start, length, *_ in sections:
         fits = kind == _NO_BITS or start + length <= len(image)
         require(fits, "the object image is damaged: a section lies beyond its end")
@@ -54,8 +79,9 @@ def _read(image: bytes) -> ObjectSymbols:
 
     defined: list[str] = []
     needed: list[str] = []
-    for position in range(start, start + length, _SYMBOL.size):
-        name, info, _, section, _, _ = _SYMBOL.unpack_from(image, position)
+    for position in range(start, start + length, of.symbol.size):
+        symbol = of.symbol.unpack_from(image, position)
+        name, info, section = (symbol[k] for k in of.names)
         if info >> 4 == _LOCAL or not name:
             continue
         text = strings[name : strings.index(b"\0", name)].decode()

@@ -81,7 +81,8 @@ class _Pool:
     def __init__(self):
         host = host_cpu()
         self.target = Target("pool", host.triple, host.cpu, host.features)
-        self.library = Library([cached_object(pool_ir(self.target.arch), self.target)])
+        text = pool_ir(self.target.arch, 8 * ctypes.sizeof(ctypes.c_void_p))
+        self.library = Library([cached_object(text, self.target)])
         function = self.library.function
         self.reset = function("tw_pool_reset")
         self.resize = function("tw_pool_resize", ctypes.c_int64)

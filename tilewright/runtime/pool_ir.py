@@ -30,7 +30,19 @@ _MOST = (1 << _PLACE) - 1
 _PAUSE = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
     "aarch64": ("declare void @llvm.aarch64.isb(i32)", "call void @llvm.aarch64.isb(i32 15)"),
+    "armv7": ("declare void @llvm.arm.hint(i32)", "call void @llvm.arm.hint(i32 1)"),
 }
+
+# How a thread gets the default modes of rounding and of subnormal floats. What LLVM calls for that
+# on x86 is a function of glibc only.
+_MODES = {
+    "x86_64": (
+        "declare void @llvm.x86.sse.ldmxcsr(ptr)\n"
+        "@modes = internal constant i32 8064  ; nearest, no traps, no flushing",
+        "call void @llvm.x86.sse.ldmxcsr(ptr @modes)",
+    )
+}
+_PLAIN_MODES = ("declare void @llvm.reset.fpmode()", "call void @llvm.reset.fpmode()")
 
 # What pthread's opaque types take at most on the systems served, with room to spare.
 _OPAQUE = "[128 x i8] zeroinitializer, align 16"
@@ -46,23 +58,74 @@ _PAUSES_PER_CLOCK = 32
 _POLITE_AFTER_NS = 5000
 
 
-# Nanoseconds on a clock that never steps back, as a function of a module.
-NOW = f"""\
-define internal i64 @now() {{
-  %time = alloca {{ i64, i64 }}, align 8
+def now_ir(long: str = "i64") -> str:
+    """Nanoseconds on a clock that never steps back, as a function of a module."""
+    return f"""\
+define internal i64 @now() nounwind {{
+  %time = alloca {{ {long}, {long} }}, align 8
   %ignored = call i32 @clock_gettime(i32 {_CLOCK_MONOTONIC}, ptr %time)
-  %seconds = load i64, ptr %time, align 8
-  %rest = getelementptr i64, ptr %time, i64 1
-  %nanos = load i64, ptr %rest, align 8
+  %seconds.long = load {long}, ptr %time
+  %rest = getelementptr {long}, ptr %time, i32 1
+  %nanos.long = load {long}, ptr %rest
+{_as_i64("%seconds", long)}
+{_as_i64("%nanos", long)}
   %scaled = mul i64 %seconds, 1000000000
   %sum = add i64 %scaled, %nanos
   ret i64 %sum
 }}"""
 
 
-def pool_ir(arch: str) -> str:
-    """The pool's module for an architecture: x86_64, aarch64, …"""
+def _as_i64(name: str, long: str) -> str:
+    """A line that makes `name` of `name.long`."""
+    if long == "i64":
+        return f"  {name} = add i64 {name}.long, 0"
+    return f"  {name} = zext {long} {name}.long to i64"
+
+
+# No threads: a plain loop, under the names by which kernels and programs know the pool.
+SERIAL_POOL = """
+define void @tw_parallel(ptr %fn, ptr %ctx, i64 %chunks) nounwind {
+entry:
+  %any = icmp sgt i64 %chunks, 0
+  br i1 %any, label %run, label %end
+run:
+  %i = phi i64 [ 0, %entry ], [ %next, %run ]
+  call void %fn(ptr %ctx, i64 %i)
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %chunks
+  br i1 %more, label %run, label %end
+end:
+  ret void
+}
+
+define void @tw_pool_reset() nounwind {
+  ret void
+}
+
+define void @tw_pool_resize(i64 %threads) nounwind {
+  ret void
+}
+
+define void @tw_pool_set_spin(i64 %nanoseconds) nounwind {
+  ret void
+}
+
+define i64 @tw_pool_threads() nounwind {
+  ret i64 1
+}
+
+define i64 @tw_pool_workers() nounwind {
+  ret i64 0
+}
+"""
+
+
+def pool_ir(arch: str, pointer_bits: int = 64) -> str:
+    """The pool's module for an architecture (x86_64, aarch64, …) and its size of addresses, which
+    is that of C's `long` and of a thread's name too."""
+    long = f"i{pointer_bits}"
     declare_pause, pause = _PAUSE.get(arch, ("", ""))
+    declare_modes, set_modes = _MODES.get(arch, _PLAIN_MODES)
     return f"""
 @words = internal global [{16 * MAX_THREADS} x i64] zeroinitializer, align 128
 @done = internal global {_LINE}
@@ -85,14 +148,14 @@ def pool_ir(arch: str) -> str:
 @spin = internal alias i64, getelementptr (i64, ptr @settings, i64 3)
 
 {declare_pause}
-declare void @llvm.reset.fpmode()
+{declare_modes}
 declare i64 @llvm.umin.i64(i64, i64)
 declare i32 @clock_gettime(i32, ptr)
 declare i32 @sched_yield()
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
-declare i32 @pthread_join(i64, ptr)
+declare i32 @pthread_join({long}, ptr)
 declare i32 @pthread_attr_init(ptr)
-declare i32 @pthread_attr_setstacksize(ptr, i64)
+declare i32 @pthread_attr_setstacksize(ptr, {long})
 declare i32 @pthread_attr_destroy(ptr)
 declare i32 @pthread_mutex_init(ptr, ptr)
 declare i32 @pthread_mutex_lock(ptr)
@@ -102,9 +165,9 @@ declare i32 @pthread_cond_wait(ptr, ptr)
 declare i32 @pthread_cond_signal(ptr)
 declare i32 @pthread_cond_broadcast(ptr)
 
-{NOW}
+{now_ir(long)}
 
-define internal ptr @word_of(i64 %thread) alwaysinline {{
+define internal ptr @word_of(i64 %thread) alwaysinline nounwind {{
   %at = mul i64 %thread, 16
   %word = getelementptr i64, ptr @words, i64 %at
   ret ptr %word
@@ -112,7 +175,7 @@ define internal ptr @word_of(i64 %thread) alwaysinline {{
 
 ; Claims and runs chunks, first of a thread's own share, until none is left anywhere; returns the
 ; generation of its word and how many it ran.
-define internal {{ i64, i64 }} @drain(i64 %self) {{
+define internal {{ i64, i64 }} @drain(i64 %self) nounwind {{
 entry:
   %running = load atomic i64, ptr @running monotonic, align 8
   %threads = add i64 %running, 1
@@ -172,7 +235,7 @@ leave:
 
 ; Whether a generation other than the given one arrives while spinning, after %polite nanoseconds
 ; offering the core to others.
-define internal i1 @spin_for_news(i64 %self, i64 %generation, i64 %polite) {{
+define internal i1 @spin_for_news(i64 %self, i64 %generation, i64 %polite) nounwind {{
 entry:
   %word = call ptr @word_of(i64 %self)
   %limit = load atomic i64, ptr @spin monotonic, align 8
@@ -208,7 +271,7 @@ no:
   ret i1 false
 }}
 
-define internal void @sleep_until_news(i64 %self, i64 %generation) {{
+define internal void @sleep_until_news(i64 %self, i64 %generation) nounwind {{
 entry:
   %word = call ptr @word_of(i64 %self)
   %r0 = call i32 @pthread_mutex_lock(ptr @mutex)
@@ -229,7 +292,7 @@ leave:
 }}
 
 ; Wakes up to %count sleeping workers.
-define internal void @wake(i64 %count) {{
+define internal void @wake(i64 %count) nounwind {{
 entry:
   %sleeping = load atomic i64, ptr @sleepers seq_cst, align 8
   %none = icmp eq i64 %sleeping, 0
@@ -254,11 +317,11 @@ end:
   ret void
 }}
 
-define internal ptr @worker(ptr %number) {{
+define internal ptr @worker(ptr %number) nounwind {{
 entry:
   %self = ptrtoint ptr %number to i64
   ; A thread inherits its creator's rounding and flushing modes; kernels expect the defaults.
-  call void @llvm.reset.fpmode()
+  {set_modes}
   br label %work
 work:
   %drained = call {{ i64, i64 }} @drain(i64 %self)
@@ -280,7 +343,7 @@ end:
 }}
 
 ; A new generation with %count chunks, shared out. The caller holds @busy.
-define internal void @publish(i64 %count) {{
+define internal void @publish(i64 %count) nounwind {{
 entry:
   %old = load atomic i64, ptr @words monotonic, align 8
   %generation = lshr i64 %old, {2 * _PLACE}
@@ -293,8 +356,12 @@ each:
   %i = phi i64 [ 0, %entry ], [ %next, %each ]
   %begin = phi i64 [ 0, %entry ], [ %end, %each ]
   %next = add i64 %i, 1
-  %scaled = mul i64 %next, %count
-  %end = udiv i64 %scaled, %threads
+  ; Of 32 bits: division of 64 takes some machines a function.
+  %scaled.64 = mul i64 %next, %count
+  %scaled = trunc i64 %scaled.64 to i32
+  %threads.32 = trunc i64 %threads to i32
+  %end.32 = udiv i32 %scaled, %threads.32
+  %end = zext i32 %end.32 to i64
   %shifted = shl i64 %end, {_PLACE}
   %places = or i64 %shifted, %begin
   %new = or i64 %high, %places
@@ -307,7 +374,7 @@ end.all:
 }}
 
 ; Ends and joins all workers. The caller holds @busy.
-define internal void @stop_workers() {{
+define internal void @stop_workers() nounwind {{
 entry:
   store atomic i64 1, ptr @stopping release, align 8
   call void @publish(i64 0)
@@ -320,8 +387,8 @@ check:
   br i1 %more, label %join, label %end
 join:
   %slot = getelementptr i64, ptr @threads, i64 %i
-  %thread = load i64, ptr %slot, align 8
-  %r = call i32 @pthread_join(i64 %thread, ptr null)
+  %thread = load {long}, ptr %slot, align 8
+  %r = call i32 @pthread_join({long} %thread, ptr null)
   %next = add i64 %i, 1
   br label %check
 end:
@@ -331,14 +398,14 @@ end:
 }}
 
 ; Brings the number of workers to one less than @wanted. The caller holds @busy.
-define internal void @adjust() {{
+define internal void @adjust() nounwind {{
 entry:
   %attributes = alloca {_OPAQUE.split(" zero")[0]}, align 16
   call void @stop_workers()
   %wanted = load atomic i64, ptr @wanted monotonic, align 8
   %workers = sub i64 %wanted, 1
   %r0 = call i32 @pthread_attr_init(ptr %attributes)
-  %r1 = call i32 @pthread_attr_setstacksize(ptr %attributes, i64 {_STACK_BYTES})
+  %r1 = call i32 @pthread_attr_setstacksize(ptr %attributes, {long} {_STACK_BYTES})
   br label %check
 check:
   %i = phi i64 [ 0, %entry ], [ %next, %created ]
@@ -366,7 +433,7 @@ end:
 }}
 
 ; Runs %count chunks from %base on with all threads. The caller holds @busy.
-define internal void @run_region(ptr %fn, ptr %ctx, i64 %base, i64 %count) {{
+define internal void @run_region(ptr %fn, ptr %ctx, i64 %base, i64 %count) nounwind {{
 entry:
   %wanted = load atomic i64, ptr @wanted monotonic, align 8
   %running = load atomic i64, ptr @running monotonic, align 8
@@ -411,7 +478,7 @@ end:
 ; Calls fn(ctx, chunk) for every chunk below %chunks and returns when all have returned. While
 ; another region runs (of another thread, or around this call) chunks run here, one by one, until
 ; the pool is free.
-define void @tw_parallel(ptr %fn, ptr %ctx, i64 %chunks) {{
+define void @tw_parallel(ptr %fn, ptr %ctx, i64 %chunks) nounwind {{
 entry:
   %any = icmp sgt i64 %chunks, 0
   br i1 %any, label %begin, label %end
@@ -450,7 +517,7 @@ end:
 }}
 
 ; As if the pool had never run: at the start, and in a forked child, which has no workers.
-define void @tw_pool_reset() {{
+define void @tw_pool_reset() nounwind {{
 entry:
   %running = load atomic i64, ptr @running monotonic, align 8
   br label %clear
@@ -474,7 +541,7 @@ rest:
 
 ; Sets the number of threads. Surplus workers end now if the pool is idle, else before the next
 ; region; missing ones start with the next region.
-define void @tw_pool_resize(i64 %threads) {{
+define void @tw_pool_resize(i64 %threads) nounwind {{
 entry:
   store atomic i64 %threads, ptr @wanted monotonic, align 8
   %swap = cmpxchg ptr @busy, i64 0, i64 1 acquire monotonic, align 8
@@ -494,17 +561,17 @@ end:
   ret void
 }}
 
-define void @tw_pool_set_spin(i64 %nanoseconds) {{
+define void @tw_pool_set_spin(i64 %nanoseconds) nounwind {{
   store atomic i64 %nanoseconds, ptr @spin monotonic, align 8
   ret void
 }}
 
-define i64 @tw_pool_threads() {{
+define i64 @tw_pool_threads() nounwind {{
   %wanted = load atomic i64, ptr @wanted monotonic, align 8
   ret i64 %wanted
 }}
 
-define i64 @tw_pool_workers() {{
+define i64 @tw_pool_workers() nounwind {{
   %running = load atomic i64, ptr @running monotonic, align 8
   ret i64 %running
 }}

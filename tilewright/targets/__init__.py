@@ -24,6 +24,17 @@ def families() -> tuple[Family, ...]:
     return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
 
 
+def family_of(target: Target) -> Family:
+    """The architecture of a target."""
+    for family in families():
+        if target.arch in family.architectures:
+            return family
+    raise Unsupported(
+        f"no folder of targets/ is for {target.arch}, the architecture of {target.name}",
+        hint=f"known are {', '.join(a for f in families() for a in f.architectures)}",
+    )
+
+
 def host() -> Target:
     """The machine this process runs on, with the numbers that were measured of it, if any were."""
     return _known()[0]

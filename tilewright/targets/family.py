@@ -20,11 +20,21 @@ class Host:
     cores: int
 
 
+# What code calls of the C library, which every system of such machines has.
+C_LIBRARY = frozenset({"malloc", "free", "memcpy", "memmove", "memset"})
+
+
 @dataclass(frozen=True)
 class Family:
-    """One architecture: its names in triples, named presets, and detection."""
+    """One architecture: its names in triples, named presets, and detection.
+
+    `system` are names that code may leave open, because the system or the linker defines them;
+    `support` is LLVM text that defines others which LLVM's code or kernels call.
+    """
 
     name: str
     architectures: tuple[str, ...]
     presets: tuple[Target, ...]
     describe: Callable[[Host], Target]
+    system: frozenset[str] = C_LIBRARY
+    support: str = ""

@@ -168,7 +168,7 @@ def test_kernels_on_one_thread_run_at_the_same_time(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("seed", drawn(range(12), quick=5))
 def test_whatever_does_not_meet_may_run_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling._Builder, "_waits_for_others", lambda self, k: True)
+    monkeypatch.setattr(compiling.Builder, "_waits_for_others", lambda self, k: True)
     pool.set_threads(3)
     check_seed(seed)
 

@@ -409,9 +409,13 @@ def test_a_broken_file_is_shown(commanded: Path, capsys: pytest.CaptureFixture[s
 # ---- this machine
 
 
-@pytest.mark.parametrize("name", [n for n in targets.names() if targets.get(n).grid is None])
+SERVERS = [n for n in targets.names() if targets.get(n).arch in ("aarch64", "x86_64")]
+
+
+@pytest.mark.parametrize("name", SERVERS)
 def test_loops_are_as_they_are_written(name: str) -> None:
-    """Nothing is left out, unrolled or spilled, for any processor."""
+    """Nothing is left out, unrolled or spilled, for processors of servers: one instruction there
+    adds 64 bits."""
     t = targets.get(name)
     text = assembly(code.module(t), t)
 

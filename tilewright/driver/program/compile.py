@@ -129,7 +129,7 @@ def parts_of(
     graph: Graph, ready: Graph, target: Target, log: Log, stages: Stages, schedules: Schedules
 ) -> Parts:
     """The parts of a graph that is ready after all passes."""
-    fold = any(_is_weight(n) for n in ready.inputs)
+    fold = any(is_weight(n) for n in ready.inputs)
     ready = schedules.with_layouts(ready, fold, target, log)
     if not fold:
         return Parts(ready)
@@ -157,7 +157,7 @@ def compiled(
     phases = Phases()
     stages = Stages.of(graph, events, options.dump, options.resume)
     schedules = Schedules.of(options)
-    once: _Builder | None = None
+    once: Builder | None = None
     recipes: tuple[Recipe, ...] = ()
     with Compilers(target, processes) as compilers:
         if machine is None:
@@ -171,11 +171,11 @@ def compiled(
             below = stages.inside("weights")
             prologue = below.graph("input", parts.prologue)
             apart = code_for(prologue, target, machine)
-            once = _Builder(*common, apart, below, Default(), any_size=True)  # not worth a choice
+            once = Builder(*common, apart, below, Default(), any_size=True)  # not worth a choice
             once.begin(prologue, len(prologue.inputs))
             with phases("passes"):  # while other processes compile
                 recipes = recipes_of(prologue)
-        always = _Builder(*common, code, stages, by)
+        always = Builder(*common, code, stages, by)
         if by is options.choose:  # one of the user's own decides about every kernel
             always.recorded = Recorded()
         always.begin(parts.main, len(graph.inputs), graph.inputs)
@@ -196,7 +196,7 @@ def compiled(
             weights=parts.weights,
             prologue=before,
             recipes=recipes,
-            kept=tuple(k for k, n in enumerate(graph.inputs) if n in read and _is_weight(n)),
+            kept=tuple(k for k, n in enumerate(graph.inputs) if n in read and is_weight(n)),
         )
         program = always.loaded(data, once.loaded(before) if once is not None and before else None)
     program.details.phases = phases
@@ -220,7 +220,7 @@ def looked_into(graph: Graph, options: Options, target: Target) -> list[Cut]:
     return [Cut(fused, plan(fused), tuple(runs)) for fused in cuts]
 
 
-class _Builder:
+class Builder:
     """Collects kernels, begins to compile the distinct ones, writes the entry."""
 
     def __init__(
@@ -554,7 +554,7 @@ def _apart(c: Cluster, p: Plan) -> bool:
     return not branches and not any(o in p.in_place for o in c.outputs)
 
 
-def _is_weight(n: Node) -> bool:
+def is_weight(n: Node) -> bool:
     return isinstance(n.op, Input) and n.op.role == "weight"
 
 

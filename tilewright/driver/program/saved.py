@@ -83,7 +83,7 @@ def saved_program(program: Program, values: Mapping[str, Any] | None = None) -> 
         raise Invalid(f"{graph.name} has no input {unknown[0]!r}", hint=", ".join(labels))
     arrays: dict[str, Stored] = {}
     for name, x in given.items():
-        arrays[name] = _stored(x, name, program.inputs[labels.index(name)])
+        arrays[name] = stored(x, name, program.inputs[labels.index(name)])
     data, inputs = _bound(program, labels, arrays)
     return SavedProgram(graph.name, data, _signature(graph, data, inputs, arrays))
 
@@ -93,7 +93,7 @@ def _label(n: Any) -> str:
     return n.op.label
 
 
-def _stored(x: Any, name: str, wanted: TensorType) -> Stored:
+def stored(x: Any, name: str, wanted: TensorType) -> Stored:
     """An array as the program reads it."""
     m = read(x, name)
     if m.dtype is not wanted.dtype or m.shape != wanted.shape or m.paired:
@@ -130,9 +130,20 @@ def with_weights(
     """The program with what its prologue makes of weights as constants, and no prologue."""
     if program.prologue is None:
         return program.data
-    found = derive(program.recipes, program.prologue, addresses, weights)
-    constants = (*program.constants, *map(_constant, found.pieces))
-    return replace(program.data, constants=constants, prologue=None, recipes=(), weights=())
+    return with_derived(program.data, program.prologue, addresses, weights)
+
+
+def with_derived(
+    data: ProgramData,
+    prologue: Program,
+    addresses: Sequence[int],
+    weights: Sequence[Weight] | None = None,
+) -> ProgramData:
+    """A program for any machine with what its prologue, which runs on this one, makes of weights
+    as constants."""
+    found = derive(data.recipes, prologue, addresses, weights)
+    constants = (*data.constants, *map(_constant, found.pieces))
+    return replace(data, constants=constants, prologue=None, recipes=(), weights=())
 
 
 def _constant(p: Piece) -> Stored:

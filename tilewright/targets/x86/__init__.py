@@ -77,6 +77,8 @@ def _features(features: Collection[str]) -> dict[str, Any]:
         **_vectors(features),
         "has_fma": "+fma" in features,
         "has_f16": "+avx512fp16" in features,
+        "converts_f16": "+f16c" in features,
+        "rounds": not {"+sse4.1", "+avx"}.isdisjoint(features),
         "has_masks": not {"+avx", "+avx512f"}.isdisjoint(features),
         "products": _products(features),
         **(_WIDE if "+avx2" in features else _NARROW),

@@ -1,0 +1,256 @@
+"""Programs for machines that are not this one: their code is whole, and right where it can run."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ops.test_samples import (
+    QUICK,
+    Case,
+    Executor,
+    _from_memory,
+    _to_memory,
+    problems,
+    samples_of,
+)
+from tests.targets.foreign import runner
+from tilewright import ops, targets
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.driver.program import elsewhere
+from tilewright.driver.program.elsewhere import built_elsewhere, kernels_for
+from tilewright.driver.program.options import Options
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Graph, Node, input, node
+from tilewright.ir.operator import OPERATORS, Sample, outputs_of, sample_node
+from tilewright.ir.types import TensorType, f32
+from tilewright.kernel.legal import legalise
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.text import parse_group
+from tilewright.link.wasm import module
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import assembly, compile_object
+from tilewright.runtime.library import Library
+from tilewright.runtime.objects import read_symbols
+from tilewright.runtime.pool_ir import SERIAL_POOL, pool_ir
+from tilewright.runtime.program import Program
+
+PROCESSORS = [name for name in targets.names()[1:] if targets.get(name).grid is None]
+NEW = ("armv7", "riscv64", "riscv64-v", "wasm32", "wasm32-relaxed")
+# What takes machines most: products, transcendental functions, rounding, conversions, division.
+FEW = ("matmul", "conv", "softmax", "cast", "floor", "round", "floordiv", "maximum", "randn")
+PTHREAD = ("clock_gettime", "sched_yield", "pthread_")
+
+
+def graph_of(cases: Sequence[Case]) -> tuple[Graph, list[np.ndarray], list[int]]:
+    """Cases as one graph, with memory for its inputs, and where the outputs of each end."""
+    inputs: list[Node] = []
+    outputs: list[Node] = []
+    memory: list[np.ndarray] = []
+    ends = []
+    for k, (n, args) in enumerate(cases):
+        own = [input(f"s{k}x{j}", x.ttype) for j, x in enumerate(n.inputs)]
+        inputs += own
+        outputs += outputs_of(node(n.op, *own))
+        memory += [_to_memory(a, x.dtype) for a, x in zip(args, own, strict=True)]
+        ends.append(len(outputs))
+    return Graph("samples", tuple(inputs), tuple(outputs)), memory, ends
+
+
+def runs_on(name: str, folder: Path) -> Executor:
+    target = targets.get(name)
+    run = runner(target, folder)
+
+    def execute(cases: Sequence[Case]) -> list[list[np.ndarray]]:
+        graph, memory, ends = graph_of(cases)
+        found = run(built_elsewhere(graph, target), memory, ())
+        values = [_from_memory(a, o.dtype) for a, o in zip(found, graph.outputs, strict=True)]
+        return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    return execute
+
+
+def spread(name: str, count: int = QUICK) -> list[Sample]:
+    found = samples_of(name)
+    return found[:: -(-len(found) // count)]
+
+
+def mlp(rows: Dim) -> Graph:
+    w = input("w", TensorType(f32, (24, 40)), role="weight")
+    b = input("b", TensorType(f32, (40,)), role="weight")
+    x = input("x", TensorType(f32, (rows, 24)))
+    return Graph("mlp", (w, b, x), (ops.relu(ops.add(ops.matmul(x, w), b)),))
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_code_is_whole(name: str) -> None:
+    """It calls nothing but the pool and what every system of the kind has; `built_elsewhere`
+    refuses other code."""
+    data = built_elsewhere(mlp(9), targets.get(name), values=mlp_values())
+    found = [read_symbols(image) for image in data.images]
+    assert {f.arch for f in found} == {targets.get(name).arch}
+    assert data.entry in {x for f in found for x in f.defined}
+    assert data.prologue is None and data.constants
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_every_operator_compiles(name: str) -> None:
+    for operator in sorted(OPERATORS):
+        cases = [(sample_node(s), s.args) for s in samples_of(operator)]
+        assert built_elsewhere(graph_of(cases)[0], targets.get(name)).images, operator
+
+
+@pytest.mark.parametrize("name", ["wasm32", "wasm32-relaxed"])
+def test_operators_in_webassembly(name: str, tmp_path: Path) -> None:
+    wrong = list(problems([s for x in FEW for s in spread(x, 2)], runs_on(name, tmp_path)))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*NEW, "x86-64", "x86-64-v3"])
+def test_every_operator_runs(name: str, tmp_path: Path) -> None:
+    run = runs_on(name, tmp_path)
+    together = 25  # operators of one program
+    names = sorted(OPERATORS)
+    for first in range(0, len(names), together):
+        some = [s for x in names[first : first + together] for s in spread(x)]
+        wrong = list(problems(some, run))
+        assert not wrong, "\n".join(wrong)
+
+
+def mlp_values() -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(3)
+    shapes = {"w": (24, 40), "b": (40,)}
+    return {name: draw.normal(size=n).astype(np.float32) for name, n in shapes.items()}
+
+
+def check_mlp(name: str, folder: Path, threads: int = 1) -> None:
+    target, values = targets.get(name), mlp_values()
+    data = built_elsewhere(mlp(D.sym("n", 1, 4096)), target, values=values)
+    run = runner(target, folder, threads)
+    for rows in (1, 7, 300):
+        x = np.random.default_rng(rows).normal(size=(rows, 24)).astype(np.float32)
+        got = run(data, [values["w"], values["b"], x], [rows])[0]
+        right = np.maximum(x.astype(np.float64) @ values["w"] + values["b"], 0)
+        np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_and_sizes_in_webassembly(tmp_path: Path) -> None:
+    check_mlp("wasm32", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", ["armv7", "riscv64", "riscv64-v", "x86-64"])
+def test_weights_sizes_and_threads(name: str, threads: int, tmp_path: Path) -> None:
+    check_mlp(name, tmp_path, threads)
+
+
+def test_weights_are_packed_here_for_this_machine() -> None:
+    values, host = mlp_values(), targets.host()
+    data = built_elsewhere(mlp(9), host, values=values)
+    x = np.random.default_rng(0).normal(size=(9, 24)).astype(np.float32)
+    out = np.zeros((9, 40), np.float32)
+    given = [values["w"], values["b"], x]
+    Program(data).run([a.ctypes.data for a in given], [out.ctypes.data])
+    right = np.maximum(x.astype(np.float64) @ values["w"] + values["b"], 0)
+    np.testing.assert_allclose(out, right, rtol=1e-5, atol=1e-5)
+
+
+def test_what_cannot_be_built_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    armv7 = targets.get("armv7")
+    with pytest.raises(Invalid, match="value of weight w is not given"):
+        built_elsewhere(mlp(9), armv7)
+    with pytest.raises(Invalid, match="armv7 cannot be timed on this machine"):
+        built_elsewhere(mlp(9), armv7, Options(choose="timed"), mlp_values())
+    with pytest.raises(Invalid, match="cuda:80 is a GPU"):
+        built_elsewhere(mlp(9), targets.get("cuda:80"), values=mlp_values())
+    monkeypatch.setattr(elsewhere, "_open", lambda images: {"strange"})
+    with pytest.raises(Unsupported, match="code for armv7 calls strange, which is no function of"):
+        built_elsewhere(mlp(9), armv7, values=mlp_values())
+
+
+@pytest.mark.parametrize("name", [n for n in PROCESSORS if not n.startswith("wasm")])
+def test_the_pool_needs_the_system_only(name: str) -> None:
+    target = targets.get(name)
+    found = read_symbols(compile_object(pool_ir(target.arch, target.pointer_bits), target))
+    assert all(x.startswith(PTHREAD) for x in found.needed), found.needed
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_the_serial_pool_needs_nothing(name: str) -> None:
+    target = targets.get(name)
+    found = read_symbols(compile_object(SERIAL_POOL, target))
+    assert set(found.needed) <= targets.family_of(target).system
+    threads = pool_ir(target.arch, target.pointer_bits)
+    known = [line for line in threads.splitlines() if line.startswith("define") and "@tw_" in line]
+    assert sorted(line.split("(")[0].split("@")[1] for line in known) == sorted(found.defined)
+
+
+def test_products_of_webassembly() -> None:
+    """Rows are loaded in vectors and spread, constant steps are part of loads, sums are relaxed."""
+    x, y = (input(k, TensorType(f32, (64, 64))) for k in "xy")
+    graph = Graph("product", (x, y), (ops.matmul(x, y),))
+    for name, adds in (("wasm32", "f32x4.mul"), ("wasm32-relaxed", "f32x4.relaxed_madd")):
+        target = targets.get(name)
+        groups = [parse_group(k.group) for k in kernels_for(graph, Options(), target)]
+        nests = [legalise(default_schedule(g, target)[1], target) for g in groups]
+        code = "\n".join(assembly(emit(n, target), target) for n in nests)
+        assert adds in code and "i8x16.shuffle" in code
+        assert "load32_splat" not in code
+        assert "v128.load\t32:" in code
+
+
+def test_the_serial_pool_runs_chunks_in_order() -> None:
+    library = Library([compile_object(SERIAL_POOL, targets.host())])
+    seen: list[int] = []
+    chunk = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(lambda _, k: seen.append(k))
+    parallel = library.function("tw_parallel", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    parallel(chunk, None, 5)
+    parallel(chunk, None, 0)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+BLOCKS = """
+declare ptr @malloc(i32)
+declare void @free(ptr)
+define i32 @twice(i32 %size) {
+  %p = call ptr @malloc(i32 %size)
+  %q = call ptr @malloc(i32 %size)
+  %last = sub i32 %size, 1
+  %end = getelementptr i8, ptr %p, i32 %last
+  store i8 7, ptr %end
+  %begin = load i8, ptr %q
+  call void @free(ptr %p)
+  %r = call ptr @malloc(i32 %size)
+  call void @free(ptr %q)
+  call void @free(ptr %r)
+  %again = icmp eq ptr %p, %r
+  %apart = icmp ne ptr %p, %q
+  %untouched = icmp eq i8 %begin, 0
+  %both = and i1 %again, %apart
+  %all = and i1 %both, %untouched
+  %address = ptrtoint ptr %p to i32
+  %found = select i1 %all, i32 %address, i32 1
+  ret i32 %found
+}
+"""
+
+
+def test_memory_in_webassembly_is_used_again() -> None:
+    wasmtime = pytest.importorskip("wasmtime")
+    target = targets.get("wasm32")
+    texts = (BLOCKS, targets.family_of(target).support)
+    code = module([compile_object(x, target) for x in texts], ["twice"], memory_pages=64)
+    store = wasmtime.Store()
+    exports = wasmtime.Instance(store, wasmtime.Module(store.engine, code), []).exports(store)
+    for size in (1, 65472, 65473, 200_000):
+        found = {exports["twice"](store, size) for _ in range(20)}
+        assert len(found) <= 2, "memory grows with every call"
+        assert all(p % 64 == 0 for p in found)
+    with pytest.raises(wasmtime.Trap):
+        exports["twice"](store, 100 << 20)

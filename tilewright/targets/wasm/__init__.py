@@ -1,0 +1,57 @@
+"""WebAssembly with 32-bit addresses: SIMD128, and relaxed SIMD, whose multiply-add may be fused.
+
+There is no host of this kind: code runs in a browser or another engine.
+"""
+
+from __future__ import annotations
+
+from tilewright.base.errors import Unsupported
+from tilewright.ir.product import Product, TileShape
+from tilewright.ir.target import Target
+from tilewright.targets.family import Family, Host
+from tilewright.targets.wasm import intrinsics
+from tilewright.targets.wasm.support import SUPPORT
+
+_TRIPLE = "wasm32-unknown-unknown"
+_FEATURES = (
+    "+simd128",
+    "+sign-ext",
+    "+nontrapping-fptoint",
+    "+bulk-memory",
+    "+bulk-memory-opt",
+    "+mutable-globals",
+)
+
+
+def _wasm(name: str, features: tuple[str, ...], products: tuple[Product, ...]) -> Target:
+    """What engines make of it: registers of x86-64 are the fewest. A kernel's stack is small."""
+    return Target(
+        name,
+        _TRIPLE,
+        "generic",
+        features,
+        vector_registers=16,
+        pointer_bits=32,
+        converts_f16=False,
+        stack=64 * 1024,
+        prefetch=0,
+        tiles=(TileShape(4, 2, 4), TileShape(6, 1, 8)),
+        products=products,
+    )
+
+
+def describe(host: Host) -> Target:
+    raise Unsupported("WebAssembly is not the machine that this process runs on")
+
+
+FAMILY = Family(
+    "wasm",
+    ("wasm32",),
+    (
+        _wasm("wasm32", _FEATURES, intrinsics.APART),
+        _wasm("wasm32-relaxed", (*_FEATURES, "+relaxed-simd"), intrinsics.RELAXED),
+    ),
+    describe,
+    system=frozenset({"__stack_pointer", "__indirect_function_table"}),
+    support=SUPPORT,
+)
