@@ -13,6 +13,7 @@ from tilewright.base.errors import Invalid
 from tilewright.driver.cli import main
 from tilewright.superopt.generalise import has_proof
 from tilewright.superopt.records import proved, read
+from tilewright.superopt.terms import Equality
 from tilewright.superopt.text import parse_equality
 
 WRONG = "matmul(a, b) == matmul(b, a) where a: [k, k], b: [k, k]"
@@ -125,7 +126,7 @@ def test_what_was_found_is_written_and_gone_on_from(
     assert "the same command goes on from there" in " ".join(capsys.readouterr().out.split())
     kept = json.loads(out.read_text())
     assert kept["unfinished"] and len(kept["rules"]) >= 3
-    asked: list[object] = []
+    asked: list[Equality] = []
     monkeypatch.setattr(
         "tilewright.superopt.mine.has_proof", lambda e: asked.append(e) or has_proof(e)
     )
