@@ -19,7 +19,10 @@ def test_every_example_is_run() -> None:
     assert files == set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Attention takes longest, and its kernel is among the tutorials that tests run.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "attention")) for n in NAMES]
+)
 def test_right_timed_and_drawn(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,7 +110,12 @@ def test_a_candidate_that_cannot_be_treated(
     assert len(read(out)) >= len(read(moved)) - 2
 
 
-@pytest.mark.parametrize("stage", ["shorten.saturate", "mine.has_proof", "mine.proved"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "stage", ["shorten.saturate", "mine.has_proof", pytest.param("mine.proved", marks=SLOW)]
+)
 def test_what_was_found_is_written_and_gone_on_from(
     stage: str,
     moved: Path,

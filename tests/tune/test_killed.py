@@ -37,6 +37,7 @@ def test_killed_within_a_line(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_nests_are_forgotten_after_each_race(tmp_path: Path) -> None:
     """But those that were measured: others take most of the memory."""
     path = tmp_path / "records.jsonl"

@@ -206,7 +206,7 @@ def _resident() -> int:
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(50, id="50"), pytest.param(1000, id="1000", marks=pytest.mark.slow)]
+    "count", [pytest.param(25, id="25"), pytest.param(1000, id="1000", marks=pytest.mark.slow)]
 )
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/statm"),
