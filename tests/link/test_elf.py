@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -413,9 +414,9 @@ def test_only_libc_is_in_the_process(tmp_path: Path) -> None:
 # Bad input: each error says what is wrong, and with which object, symbol or type.
 
 
-def refused(objects: list[bytes], exports: list[str], **more: object) -> TilewrightError:
+def refused(objects: list[bytes], exports: list[str], **more: Any) -> TilewrightError:
     with pytest.raises(TilewrightError) as caught:
-        shared_object(objects, exports, name="a.so", **more)  # type: ignore
+        shared_object(objects, exports, name="a.so", **more)
     return caught.value
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from tests.tune.fake_measuring import GROUPS, Fake
+from tilewright.kernel.group import Buffer
 from tilewright.kernel.text import parse_group
 from tilewright.targets import default
 from tilewright.tune.measure import ROUNDS
@@ -65,16 +66,30 @@ class Turns:
         return 1.0
 
 
+class Nothing:
+    """A kernel that is never launched."""
+
+    arguments: Sequence[Buffer] = ()
+
+    def prepared(
+        self, addresses: Sequence[int], sizes: Mapping[str, int], stream: int = 0
+    ) -> Callable[[], None]:
+        raise AssertionError("nothing is launched here")
+
+    def close(self) -> None:
+        """There is no code."""
+
+
 def order(rounds: int, turns: Turns) -> list[int]:
     told: list[int] = []
-    runners = [race._Runner(k, None, []) for k in range(3)]  # type: ignore[arg-type]
-    race._run(runners, turns, rounds, told.append)  # type: ignore[arg-type]
+    runners = [race._Runner(k, Nothing(), []) for k in range(3)]
+    race._run(runners, turns, rounds, told.append)
     return told
 
 
 def test_all_have_as_many_calls_in_a_turn() -> None:
     """Unless one is so slow that its turns would never end."""
-    runners = [race._Runner(k, None, [], once) for k, once in enumerate((2e-5, 1e-5, 1e-2))]  # type: ignore[arg-type]
+    runners = [race._Runner(k, Nothing(), [], once) for k, once in enumerate((2e-5, 1e-5, 1e-2))]
     race._share_out(runners)
     assert [r.calls for r in runners] == [100, 100, 1]
 

@@ -3,6 +3,7 @@
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,10 @@ from tilewright.base.errors import Invalid, MissingExtra, Unsupported
 from tilewright.driver.onnx.session import Session
 
 
-def session(head: str, body: str, opset: int = 18, **settings: object) -> Session:
+def session(head: str, body: str, opset: int = 18, **settings: Any) -> Session:
     start = f'<ir_version: 8, opset_import: ["" : {opset}]> g {head}'
     made = parser.parse_model(f"{start} {{ {body} }}")
-    return tw.onnx.load(made.SerializeToString(), **settings)  # type: ignore[arg-type]
+    return tw.onnx.load(made.SerializeToString(), **settings)
 
 
 def floats(*shape: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from tilewright.ir.interpret import node_value
 from tilewright.ir.node import Input, Node, topological
 from tilewright.ir.types import TensorType
 from tilewright.ops.creation import Iota
+from tilewright.ops.reductions import Reduction
 
 SETTINGS = 16  # elements
 
@@ -121,6 +122,7 @@ _TWO: dict[str, Callable[[Dim, Dim], Any]] = {
     "maximum": D.maximum,
     "minimum": D.minimum,
 }
+_REDUCED = {"sum": np.add, "prod": np.multiply}
 _MOVES = frozenset("reshape permute expand slice concat flip take index gather".split())
 
 
@@ -137,10 +139,8 @@ def _symbolic(n: Node, args: Sequence[np.ndarray]) -> np.ndarray:
         return np.array(equal if name == "eq" else ~equal).reshape(_ints(n.shape))
     if name == "where" and args[0].dtype != object:
         return _plain(np.where(args[0], *(a.astype(object) for a in args[1:])), n.shape)
-    if name == "prod":
-        return _plain(np.multiply.reduce(args[0], axis=n.op.axes), n.shape)  # type: ignore[attr-defined]
-    if name == "sum":
-        return _plain(np.add.reduce(args[0], axis=n.op.axes), n.shape)  # type: ignore[attr-defined]
+    if isinstance(n.op, Reduction) and name in _REDUCED:
+        return _plain(_REDUCED[name].reduce(args[0], axis=n.op.axes), n.shape)
     if name in _MOVES:
         return _plain(n.op.reference(*args), n.shape)  # type: ignore[attr-defined]
     raise NeedsSizes(f"{name} of symbolic sizes has to be known here")

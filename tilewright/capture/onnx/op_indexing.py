@@ -50,8 +50,8 @@ def gather_nd(c: Context, x: Node, i: Node) -> Node:
         c.within(column, size)
     lead: list[Node] = []
     for k in range(batch):
-        place = [1] * (i.rank - 1)
-        place[k] = x.shape[k]  # type: ignore[call-overload]
+        place: list[Dim] = [1] * (i.rank - 1)
+        place[k] = x.shape[k]
         lead.append(ops.expand(ops.reshape(ops.iota(x.shape[k]), place), i.shape[:-1]))
     whole = [ops.cast(v, i64) for v in (*lead, *columns)]
     return ops.index(x, whole, list(range(len(whole))), "wrapped")

@@ -335,8 +335,10 @@ class _Walk:
         out: list[Value] = []
         for k, r in enumerate(results):
             element = types.get(schema.outputs[min(k, len(schema.outputs) - 1)].type_str)
-            narrow = element is not None and isinstance(r, Node) and r.dtype is HELD[element]
-            out.append(Narrow(r, element) if narrow else r)  # type: ignore[arg-type]
+            if element is not None and isinstance(r, Node) and r.dtype is HELD[element]:
+                out.append(Narrow(r, element))
+            else:
+                out.append(r)
         return out
 
     def by_body(

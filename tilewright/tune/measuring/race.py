@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Protocol
 
 from tilewright.base.errors import TilewrightError
 from tilewright.ir.target import Target
@@ -136,9 +137,17 @@ def _share_out(runners: Sequence[_Runner]) -> None:
         r.calls = max(1, min(1000, int(most)))
 
 
+class Timer(Protocol):
+    """Memory on which launches are timed."""
+
+    def seconds(self, launches: Sequence[Launch], calls: int) -> float:
+        """Of one call, in the mean of so many."""
+        ...
+
+
 def _run(
     runners: Sequence[_Runner],
-    arguments: Arguments,
+    arguments: Timer,
     rounds: int,
     begins: Callable[[int], None],
 ) -> None:
