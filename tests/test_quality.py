@@ -27,3 +27,10 @@ def test_clean(name: str) -> None:
     command = [sys.executable, "-m", *COMMANDS[name]]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, f"{name} is not clean:\n{run.stdout}\n{run.stderr}"
+
+
+def test_no_marks_of_a_merge_are_left() -> None:
+    found = subprocess.run(
+        ["git", "grep", "-nE", r"^(<{7}|>{7}) "], cwd=ROOT, capture_output=True, text=True
+    )
+    assert not found.stdout, f"lines of an unfinished merge:\n{found.stdout}"

@@ -138,7 +138,6 @@ class Beside:
     tvm_trials: int
     error: float  # relative to the largest result
     version: str
-    workers: bool  # did TVM build in processes of its own?
 
 
 def measured(name: str, tvm: Tvm, options: argparse.Namespace) -> Beside:
@@ -177,7 +176,6 @@ def measured(name: str, tvm: Tvm, options: argparse.Namespace) -> Beside:
     return Beside(
         name, times["ours"], times["default"], times["tvm"], times["tvm"] / times["ours"],
         took, told["seconds"], count, trials * count, told["trials"], error, told["version"],
-        told["workers"],
     )  # fmt: skip
 
 

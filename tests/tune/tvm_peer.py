@@ -17,14 +17,23 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from tests.tune.tvm_here import answers, here
 from tests.tune.tvm_workloads import WORKLOADS, Workload
 
 PATIENCE = 60.0  # seconds for one candidate to be built, and to run
+GPUS = ("cuda", "rocm", "metal", "hexagon")
+
+
+def without_gpus() -> None:
+    """Load TVM's instructions for tensors, except those of processors that are not used here: it
+    reads them by its own parser, half a minute long, in every worker process."""
+    for name in GPUS:
+        sys.modules[f"tvm.s_tir.tensor_intrin.{name}"] = ModuleType(name)
+    import_module("tvm.s_tir.tensor_intrin")
 
 
 def expression(w: Workload) -> Any:
@@ -60,9 +69,9 @@ def expression(w: Workload) -> Any:
 class Peer:
     def __init__(self) -> None:
         self.tvm = import_module("tvm")
+        without_gpus()
         self.loaded: dict[str, tuple[Any, list[Any]]] = {}
         self.libraries: dict[str, Path] = {}
-        self.workers: bool | None = None  # do its worker processes answer?
 
     def tune(self, name: str, trials: int, threads: int, folder: str, cpu: str) -> dict[str, Any]:
         known = Path(folder) / f"{name}.json"
@@ -74,12 +83,10 @@ class Peer:
         kind: dict[str, Any] = {"kind": "llvm", "num-cores": threads}
         target = self.tvm.target.Target(kind | ({"mcpu": cpu} if cpu else {}))
         function = expression(WORKLOADS[name])
-        if self.workers is None:
-            module = self.tvm.IRModule({"main": function})
-            self.workers = answers(module, target, PATIENCE)
-        build = schedules.builder.LocalBuilder(max_workers=threads, timeout_sec=PATIENCE)
-        workers = {"builder": build, "runner": schedules.runner.LocalRunner(timeout_sec=PATIENCE)}
-        workers = workers if self.workers else here()
+        build = schedules.builder.LocalBuilder(
+            max_workers=threads, timeout_sec=PATIENCE, initializer=without_gpus
+        )
+        run = schedules.runner.LocalRunner(timeout_sec=PATIENCE, initializer=without_gpus)
         began = time.monotonic()
         found = schedules.tune_tir(
             mod=function,
@@ -88,7 +95,8 @@ class Peer:
             max_trials_global=trials,
             num_trials_per_iter=min(64, trials),
             num_tuning_cores=threads,
-            **workers,
+            builder=build,
+            runner=run,
         )
         best = schedules.tir_integration.compile_tir(found, function, target)
         took = time.monotonic() - began
@@ -96,7 +104,6 @@ class Peer:
             return {"error": f"no schedule in {trials} trials"}
         self.tvm.compile(best.mod, target=target).export_library(str(library))
         answer = {"seconds": took, "trials": trials, "version": self.tvm.__version__}
-        answer["workers"] = self.workers
         known.write_text(json.dumps(answer))
         return answer
 
