@@ -103,8 +103,8 @@ def node_value(
         return args[0][op.k]
     if isinstance(op, Input):
         raise Invalid(f"{op.label} is used but is not an input of the graph")
-    if (run := getattr(op, "interpret", None)) is not None:  # control flow: cond
-        return run(args, lambda g, a: evaluate(g, a, sizes, by))
+    if (run := getattr(op, "interpret", None)) is not None:  # control flow
+        return run(args, lambda g, a: evaluate(g, a, sizes, by), sizes)
     if is_composed(op):
         out = op.compose(*n.inputs)  # type: ignore[attr-defined]
         outs = out if isinstance(out, tuple) else (out,)

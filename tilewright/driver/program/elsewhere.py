@@ -22,10 +22,10 @@ from tilewright.driver.program.schedules import Schedules, kernels_of, symbol_of
 from tilewright.driver.program.stages import Stages
 from tilewright.driver.program.trials import chooser_for
 from tilewright.ir.node import Graph, Input, Node
+from tilewright.ir.rewrite import subgraphs
 from tilewright.ir.target import Target
 from tilewright.kernel.text import group_text
 from tilewright.llvm.objects import cached_object
-from tilewright.ops.control import Cond
 from tilewright.runtime.objects import read_symbols
 from tilewright.runtime.program import Program
 from tilewright.runtime.program_data import KernelInfo, ProgramData
@@ -49,12 +49,11 @@ def kernels_for(graph: Graph, options: Options, target: Target) -> list[KernelIn
 
 
 def _parts(graph: Graph) -> Iterator[Graph]:
-    """A graph, and the branches inside."""
+    """A graph, and those inside."""
     yield graph
     for n in graph.nodes():
-        if isinstance(n.op, Cond):
-            for branch in (n.op.then, n.op.other):
-                yield from _parts(branch)
+        for g in subgraphs(n.op):
+            yield from _parts(g)
 
 
 def built_elsewhere(
