@@ -3,7 +3,7 @@ branches and loops call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -39,6 +39,35 @@ class Entries(Protocol):
 def control_of(c: Cluster) -> Node | None:
     """The operator of control flow that a cluster is, if it is one."""
     return next((n for n in c.nodes if subgraphs(n.op)), None)
+
+
+def inner_graphs(graph: Graph) -> Iterator[Graph]:
+    """The graphs inside that become entries of their own, as they are compiled."""
+    nodes = graph.nodes()
+    read: dict[Node, set[int]] = {}
+    for n in nodes:
+        if isinstance(n.op, Item):
+            read.setdefault(n.inputs[0], set()).add(n.op.k)
+    for n in nodes:
+        if isinstance(n.op, Scan):
+            yield _round(n.op, read.get(n, set()))
+        else:
+            yield from subgraphs(n.op)
+
+
+def _also_stacked(op: Scan, read: Collection[int]) -> list[int | None]:
+    """Of each carried value the stacked result that it is too, if something reads that: the next
+    round reads it from there."""
+    carried, stacked = op.body.outputs[: op.carried], op.body.outputs[op.carried :]
+    kept = [o if op.carried + k in read else None for k, o in enumerate(stacked)]
+    return [kept.index(o) if o in kept else None for o in carried]
+
+
+def _round(op: Scan, read: Collection[int]) -> Graph:
+    """What a round computes: each value once."""
+    places = zip(op.body.outputs[: op.carried], _also_stacked(op, read), strict=True)
+    own = [o for o, at in places if at is None]
+    return replace(op.body, outputs=(*own, *op.body.outputs[op.carried :]))
 
 
 def literals_in(graph: Graph) -> dict[Literal, None]:
@@ -140,11 +169,7 @@ class _Control:
     def scan(self, op: Scan) -> Loop:
         last = op.carried + op.sliced
         outputs = op.body.outputs[op.carried :]
-        # A carried value that is stacked too is read from there by the next round.
-        stacked = [
-            outputs.index(o) if o in outputs else None for o in op.body.outputs[: op.carried]
-        ]
-        stacked = [k if k is None or op.carried + k in self.results else None for k in stacked]
+        stacked = _also_stacked(op, self.results)
         given = zip(self.n.inputs[: op.carried], stacked, strict=True)
         carried = tuple(self.carried(k, x, at) for k, (x, at) in enumerate(given))
         forward, rest = op.reverse[: op.sliced], op.reverse[op.sliced :]
@@ -154,9 +179,7 @@ class _Control:
             self.stacked(op.carried + k, o, back)
             for k, (o, back) in enumerate(zip(outputs, rest, strict=True))
         )
-        own = [o for o, at in zip(op.body.outputs, stacked) if at is None]
-        graph = replace(op.body, outputs=(*own, *outputs))
-        (body,), arena = self.entries({"body": graph})
+        (body,), arena = self.entries({"body": _round(op, self.results)})
         inputs = self.passed(self.n.inputs[last:])
         endless = "", (), Slot("arena", 0)
         how = body.symbol, body.dims, op.length, *endless

@@ -15,6 +15,7 @@ from tilewright.base.events import Log
 from tilewright.driver.program.code import code_for
 from tilewright.driver.program.compile import Builder, is_weight, label, split
 from tilewright.driver.program.compilers import Compilers
+from tilewright.driver.program.control import inner_graphs
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.phases import Phases
 from tilewright.driver.program.saved import stored, with_derived
@@ -22,7 +23,6 @@ from tilewright.driver.program.schedules import Schedules, kernels_of, symbol_of
 from tilewright.driver.program.stages import Stages
 from tilewright.driver.program.trials import chooser_for
 from tilewright.ir.node import Graph, Input, Node
-from tilewright.ir.rewrite import subgraphs
 from tilewright.ir.target import Target
 from tilewright.kernel.text import group_text
 from tilewright.llvm.objects import cached_object
@@ -51,9 +51,8 @@ def kernels_for(graph: Graph, options: Options, target: Target) -> list[KernelIn
 def _parts(graph: Graph) -> Iterator[Graph]:
     """A graph, and those inside."""
     yield graph
-    for n in graph.nodes():
-        for g in subgraphs(n.op):
-            yield from _parts(g)
+    for g in inner_graphs(graph):
+        yield from _parts(g)
 
 
 def built_elsewhere(
