@@ -160,14 +160,14 @@ class _Flow:
         trip, condition, *first = self.operands
         stacked = len(body.output) - 1 - carried
         facts = self.walk.facts
+        count: Dim | None = None
+        if isinstance(trip, Node) and (stacked or facts.constant(trip)):
+            count = _dim(facts.array(trip).reshape(-1)[0])
         more: Node | bool = True
         if isinstance(condition, Node):
             more = condition
             if facts.decided(condition):
                 more = bool(facts.numbers(condition).reshape(-1)[0])
-        count: Dim | None = None
-        if isinstance(trip, Node) and (stacked or more is False or facts.constant(trip)):
-            count = _dim(facts.array(trip).reshape(-1)[0])
         if more is False:
             count = 0
         try:
