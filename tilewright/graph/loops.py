@@ -10,23 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tilewright import ops
 from tilewright.base.events import Log
 from tilewright.graph.batched import over_rounds
 from tilewright.graph.fold import split_weights, weight_facts
+from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Input, Item, Node, Op, Place, input, item, node, topological
-from tilewright.ir.passes import Pass
+from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.rewrite import subgraphs
 from tilewright.ops.control import Cond, Scan, WhileLoop
+from tilewright.ir.types import TensorType
 from tilewright.ops.linear import Matmul
 
+GRID_ALIGNMENT = 16  # bytes: kernels of a GPU read whole vectors
 Places = dict[Node, frozenset[Place]]
 
 
 @dataclass(frozen=True)
 class HoistFromLoops(Pass, needs=("Decompose",), repeats=True):
     """Compute before a loop, once, what is the same in all its rounds, and products of all slices
-    of an operand with what is the same. Of a branch: what depends on weights only."""
+    of an operand with what is the same. Of a branch: what depends on weights only. Slices are padded
+    to the alignment that kernels expect of memory."""
+
+    align: int = of_target(1, lambda t: 1 if t.grid is None else GRID_ALIGNMENT)
 
     def apply(self, program: Graph, log: Log) -> Graph:
         nodes = program.nodes()
@@ -45,7 +52,7 @@ class HoistFromLoops(Pass, needs=("Decompose",), repeats=True):
                 used = {u.op.k for u in users[n] if isinstance(u.op, Item)}
                 operands = tuple(new[x] for x in n.inputs)
                 fixed = [x in weights for x in n.inputs]
-                parts[n] = _hoisted(n.op, operands, fixed, used, places)
+                parts[n] = _hoisted(n.op, operands, fixed, used, places, self.align)
                 new[n] = n  # nothing reads it but its items
             else:
                 ins = tuple(new[x] for x in n.inputs)
@@ -62,7 +69,12 @@ class HoistFromLoops(Pass, needs=("Decompose",), repeats=True):
 
 
 def _hoisted(
-    op: Op, operands: Sequence[Node], weights: Sequence[bool], used: set[int], places: Places
+    op: Op,
+    operands: Sequence[Node],
+    weights: Sequence[bool],
+    used: set[int],
+    places: Places,
+    align: int,
 ) -> Mapping[int, Node]:
     """The used results of an operator of control flow, with as much outside as can be."""
     if isinstance(op, Cond):
@@ -76,6 +88,7 @@ def _hoisted(
     loop.drop_unread()
     loop.take_products(places)
     loop.drop_unread()
+    loop.pad_slices(align)
     return loop.results(places)
 
 
@@ -161,6 +174,7 @@ class _Stacked:
     made: Node
     back: bool
     result: int
+    padded: Node | None = None  # what is stacked in the place of `made`
 
 
 @dataclass
@@ -279,6 +293,24 @@ class _Loop:
         if table:
             self.replace(table)
 
+    def pad_slices(self, align: int) -> None:
+        """Slices of as many bytes as memory is aligned to, as vectors."""
+        table: dict[Node, Node] = {}
+        for k, s in enumerate(self.sliced):
+            size, more = _padding(s.seen.ttype, align)
+            if more != 0:
+                rows = ops.reshape(s.operand, (s.operand.shape[0], size))
+                s.operand = ops.pad(rows, (0, 0), (0, more))
+                wide = input(f"padded{k}", TensorType(s.seen.dtype, (size + more,)))
+                table[s.seen] = ops.reshape(ops.slice(wide, 0, 0, size), s.seen.shape)
+                s.seen = wide
+        if table:
+            self.replace(table)
+        for t in self.stacked:
+            size, more = _padding(t.made.ttype, align)
+            if more != 0:
+                t.padded = ops.pad(ops.reshape(t.made, (size,)), (0,), (more,))
+
     def results(self, places: Places) -> dict[int, Node]:
         """The loop again, and its results by their old numbers."""
         found = {k: x for k, x in self.same.items() if k in self.used}
@@ -286,7 +318,7 @@ class _Loop:
         operands = [c.first for c in self.carried] + [s.operand for s in self.sliced]
         changing = len(operands)
         operands += self.captured.values()
-        made = [c.made for c in self.carried] + [s.made for s in self.stacked]
+        made = [c.made for c in self.carried] + [s.padded or s.made for s in self.stacked]
         if not made:
             return found
         graphs = [Graph(self.name, tuple(seen), tuple(made), self.places)]
@@ -300,5 +332,23 @@ class _Loop:
             back = (*(s.back for s in self.sliced), *(s.back for s in self.stacked))
             op = Scan(graphs[0], self.length, len(self.carried), len(self.sliced), back)
         n = node(op, *operands)
-        numbers = [x.result for x in (*self.carried, *self.stacked)]
-        return found | {k: item(n, j) for j, k in enumerate(numbers) if k in self.used}
+        for j, c in enumerate(self.carried):
+            if c.result in self.used:
+                found[c.result] = item(n, j)
+        for j, t in enumerate(self.stacked, len(self.carried)):
+            found[t.result] = _unpadded(item(n, j), t.made) if t.padded else item(n, j)
+        return found
+
+
+def _padding(t: TensorType, align: int) -> tuple[Dim, Dim]:
+    """(elements, how many more make them a multiple of so many bytes)"""
+    size, most = t.size, max(1, align // t.dtype.bytes)
+    if D.divisor(size) % most == 0:
+        return size, 0
+    return size, D.ceildiv(size, most) * most - size
+
+
+def _unpadded(whole: Node, made: Node) -> Node:
+    """Padded slices that were stacked, without what they are padded with."""
+    length = whole.shape[0]
+    return ops.reshape(ops.slice(whole, 1, 0, made.ttype.size), (length, *made.shape))
