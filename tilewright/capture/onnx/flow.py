@@ -182,7 +182,12 @@ class _Flow:
             count = _dim(facts.array(trip).reshape(-1)[0])
         if not isinstance(count, int) or count > MOST_ROUNDS or not isinstance(more, bool):
             raise reason
-        return self.written_out(first, count)
+        try:
+            return self.written_out(first, count)
+        except (NeedsValue, NeedsSizes):
+            raise
+        except Unsupported:
+            raise reason from None
 
     def rounds(
         self, first: Sequence[Value], trip: Value, count: Dim | None, more: Node | bool

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tilewright import ops
 from tilewright.capture.onnx.context import Context, translation
+from tilewright.capture.onnx.op_elementwise import softplus
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
 from tilewright.ir.types import i64
@@ -31,7 +32,7 @@ def _function(c: Context, name: str, numbers: Sequence[float]) -> Function:
         "tanh": ops.tanh,
         "sigmoid": ops.sigmoid,
         "softsign": lambda x: ops.div(x, ops.add(ops.abs(x), 1.0)),
-        "softplus": lambda x: ops.softplus(x),
+        "softplus": lambda x: softplus(c, x),
         "affine": lambda x: ops.add(ops.mul(x, a), b),
         "leakyrelu": lambda x: ops.where(ops.lt(x, 0.0), ops.mul(x, a), x),
         "thresholdedrelu": lambda x: ops.where(ops.gt(x, a), x, ops.full(x.shape, 0.0, x.dtype)),
@@ -74,10 +75,12 @@ class _Layer:
         return ops.maximum(ops.minimum(x, most), -most) if most else x
 
     def of(self, d: int) -> list[Function]:
-        """The functions of a direction, of what was clipped."""
+        """The functions of a direction. Gates are clipped before them; the cell, which the third is
+        applied to, is not, as other runtimes have it."""
         count = len(self.functions) // len(self.directions)
         given = self.functions[d * count : (d + 1) * count]
-        return [lambda x, f=f: f(self.clipped(x)) for f in given]
+        clipped: list[Function] = [lambda x, f=f: f(self.clipped(x)) for f in given[:2]]
+        return clipped + given[2:]
 
     def bias(self, d: int) -> tuple[Node | None, Node | None]:
         """Of the input and of the state."""
