@@ -19,8 +19,8 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Input, Item, Node, Op, Place, input, item, node, topological
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.rewrite import subgraphs
-from tilewright.ops.control import Cond, Scan, WhileLoop
 from tilewright.ir.types import TensorType
+from tilewright.ops.control import Cond, Scan, WhileLoop
 from tilewright.ops.linear import Matmul
 
 GRID_ALIGNMENT = 16  # bytes: kernels of a GPU read whole vectors
@@ -30,8 +30,8 @@ Places = dict[Node, frozenset[Place]]
 @dataclass(frozen=True)
 class HoistFromLoops(Pass, needs=("Decompose",), repeats=True):
     """Compute before a loop, once, what is the same in all its rounds, and products of all slices
-    of an operand with what is the same. Of a branch: what depends on weights only. Slices are padded
-    to the alignment that kernels expect of memory."""
+    of an operand with what is the same. Of a branch: what depends on weights only. Slices are
+    padded to the alignment that kernels expect of memory."""
 
     align: int = of_target(1, lambda t: 1 if t.grid is None else GRID_ALIGNMENT)
 
@@ -214,9 +214,7 @@ class _Loop:
             more = _copied(op.condition.outputs, table, op.condition.places, places)[
                 op.condition.outputs[0]
             ]
-        return _Loop(
-            op.body.name, length, more, carried, sliced, captured, stacked, used, places
-        )
+        return _Loop(op.body.name, length, more, carried, sliced, captured, stacked, used, places)
 
     def outputs(self) -> list[Node]:
         made = [c.made for c in self.carried] + [s.made for s in self.stacked]

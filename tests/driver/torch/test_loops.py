@@ -163,8 +163,8 @@ def test_gradients_of_recurrent_layers(name: str) -> None:
     x = torch.randn(3, 5, 4)
     got, want = [], []
     for f, into in ((tw.compile(layer, strict=True), got), (layer, want)):
-        loss = sum(y.square().sum() for y in layer_results(f, x))
-        into += torch.autograd.grad(loss, list(layer.parameters()))
+        losses = [y.square().sum() for y in layer_results(f, x)]
+        into += torch.autograd.grad(torch.stack(losses).sum(), list(layer.parameters()))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 

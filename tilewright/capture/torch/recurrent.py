@@ -41,7 +41,9 @@ def _gru(states: Tensors, x: torch.Tensor, weights: Tensors) -> list[torch.Tenso
     return [(states[0] - new) * update + new]
 
 
-def _lstm(states: Tensors, x: torch.Tensor, weights: Tensors, projected: bool) -> list[torch.Tensor]:
+def _lstm(
+    states: Tensors, x: torch.Tensor, weights: Tensors, projected: bool
+) -> list[torch.Tensor]:
     h, cell = states
     *own, last = weights if projected else (*weights, None)
     i, f, g, o = (x + linear(h, *own)).chunk(4, 1)
