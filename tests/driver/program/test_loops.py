@@ -244,3 +244,18 @@ def test_values_that_no_round_changes_and_results_that_nothing_reads() -> None:
     args = arrays(graph, {})
     got = call(compile_graph(graph), args)
     assert all(r.right for r in judge(graph, args, got))
+
+
+def test_what_is_turned_around_is_gone_through_from_its_end() -> None:
+    """A layer that goes back, as users write it: no copy is made of the sequence or the result."""
+    c, s = input("c", STATE), input("s", STATE)
+    body = Graph("body", (c, s), (ops.tanh(ops.add(c, s)), ops.mul(c, s), ops.sub(c, s)))
+    x, t = arg("x", ROWS, WIDE), arg("t", 5, ROWS, WIDE)
+    last, one, two = outputs_of(ops.scan(body, (x,), (ops.flip(t, (0,)),)))
+    graph = Graph("back", (x, t), (last, ops.flip(one, (0,)), two, ops.flip(two, (0,))))
+    main = split(graph, Options(), targets.get("arm64"), Log()).main
+    op, n = the_scan(main)
+    assert op.reverse == (True, True, False) and n.inputs[1] is t
+    assert sum(x.op.name == "flip" for x in main.nodes()) == 1
+    args = arrays(graph, {})
+    assert all(r.right for r in judge(graph, args, call(compile_graph(graph), args)))
