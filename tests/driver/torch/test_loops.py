@@ -168,6 +168,13 @@ def test_gradients_of_recurrent_layers(name: str) -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+def test_packed_sequences_are_as_eager() -> None:
+    layer = nn.GRU(4, 6)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 4), torch.tensor([5, 4, 2]))
+    with torch.no_grad():
+        close(tw.compile(layer)(packed)[0].data, layer(packed)[0].data)
+
+
 @pytest.mark.slow
 def test_a_long_sequence_takes_no_more_kernels() -> None:
     layer = nn.RNN(4, 6)
