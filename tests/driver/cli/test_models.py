@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilewright as tw
 from tilewright.base.errors import Invalid
 from tilewright.driver.cli.models import load
 from tilewright.driver.cli.models.inputs import parse_inputs
 from tilewright.driver.cli.models.model import How, Result
 from tilewright.driver.cli.problems import UserError, told
+from tilewright.ir.text import parse_graph
 
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
@@ -52,6 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("models")
     (made / "plainly.py").write_text(FILE)
     (made / "main.tw").write_text(GRAPH)
+    tw.save(tw.compile_graph(parse_graph(GRAPH)), made / "saved.bin")
     layer = torch.nn.Linear(4, 2)
     torch.export.save(torch.export.export(layer, (torch.ones(3, 4),)), made / "layer.pt2")
     helper = onnx.helper
@@ -88,6 +91,7 @@ def results(text: str, *inputs: str, check: bool = True) -> list[Result]:
         ("product.onnx", ("f32[6,4]",), (6, 2)),
         ("product.onnx", ("x=@{x}",), (5, 2)),
         ("main.tw", ("w=f32[8]", "x=f32[6,8]"), (6, 8)),
+        ("saved.bin", ("x=f32[6,8]", "w=f32[8]"), (6, 8)),
     ],
 )
 def test_every_way_to_name_a_model(
@@ -103,7 +107,8 @@ def test_every_way_to_name_a_model(
     monkeypatch.chdir(folder)
     (found,) = results(text, *(i.replace("{x}", str(tmp_path / "x.npy")) for i in inputs))
     assert found.array.shape == shape
-    assert found.error is not None and found.problem is None
+    assert found.problem is None
+    assert (found.error is None) == (text == "saved.bin"), "all else is checked"
 
 
 def test_what_is_told_of_every_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +123,8 @@ def test_what_is_told_of_every_kind(folder: Path, monkeypatch: pytest.MonkeyPatc
         assert model.explained(how).kernels, text
         reports = model.stages(how, only_if_wrong=False)
         assert any(r.rows for r in reports) and not any(r.fault for r in reports), text
+    with pytest.raises(Invalid, match="was compiled before, and can only be run"):
+        load("saved.bin").explained(How())
 
 
 @pytest.mark.parametrize(
@@ -134,6 +141,7 @@ def test_what_is_told_of_every_kind(folder: Path, monkeypatch: pytest.MonkeyPatc
         ("product.onnx", (), "has the shape [rows,4]\n  hint: say its sizes"),
         ("product.onnx", ("z=f32[5,4]",), "no input 'z'"),
         ("product.onnx", ("f32[5,4]", "f32[5,4]"), "has 1 inputs, and 2 were given"),
+        ("saved.bin", (), "'x' of saved has symbolic dims"),
         ("main.tw", (), "main needs inputs"),
         ("main.tw", ("f32[6,8]",), "the input 'w' is missing"),
         ("main.tw", ("f32[6,8]", "f32[9]"), "the input 'w': expected"),

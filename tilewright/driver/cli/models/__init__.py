@@ -1,12 +1,14 @@
 """The one way in which commands name a model and its inputs.
 
-A model is FILE.py:NAME or PACKAGE.MODULE:NAME (see `user_code.py`), or a file of one of the kinds
-below. Each kind is a subclass of `Model`, in a module that is loaded when such a model is named.
+A model is FILE.py:NAME or PACKAGE.MODULE:NAME (see `user_code.py`), or a file of one of the KINDS.
+Each kind is a subclass of `Model`, in a module that is loaded when such a model is named.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,26 +17,44 @@ from tilewright.base.errors import Invalid, MissingExtra
 from tilewright.driver.api import torch_side
 from tilewright.driver.cli.models.inputs import INPUT
 from tilewright.driver.cli.models.model import How, Model
+from tilewright.runtime.container import is_container
+from tilewright.runtime.program_file import PROGRAM
 
 _HERE = "tilewright.driver.cli.models"
 _TORCH = f"{_HERE}.torch_models"
 _USER_CODE = f"{_HERE}.user_code"
-# The module with `load(path) -> Model` for files of an ending, and the extra that it needs.
-# Another kind of file, or of folder, is one more line.
-FILES: dict[str, tuple[str, str | None]] = {
-    ".pt2": (_TORCH, "torch"),
-    ".onnx": (f"{_HERE}.onnx_models", "onnx"),
-    ".tw": (f"{_HERE}.graph_models", None),
-}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of files or folders: how one is known, the module with its `load(path) -> Model`, and
+    the extra that this needs."""
+
+    fits: Callable[[Path], bool]
+    module: str
+    extra: str | None = None
+
+
+def _ending(text: str) -> Callable[[Path], bool]:
+    return lambda path: path.suffix == text
+
+
+# Another kind is one more line; the first that fits is taken.
+KINDS = (
+    Kind(lambda path: is_container(path, PROGRAM), f"{_HERE}.saved_models"),
+    Kind(_ending(".pt2"), _TORCH, "torch"),
+    Kind(_ending(".onnx"), f"{_HERE}.onnx_models", "onnx"),
+    Kind(_ending(".tw"), f"{_HERE}.graph_models"),
+)
 FORM = (
     "FILE.py:NAME or PACKAGE.MODULE:NAME (a function, a torch.nn.Module, or a function without "
     "parameters that returns one, alone or with its inputs), FILE.pt2 (torch.export), FILE.onnx, "
-    "or FILE.tw (the text of a graph)"
+    "FILE.tw (the text of a graph), or a program that tw.save wrote"
 )
 NOTES = (
     "Inputs come from --input; without, from the model itself: the variable or function "
     "NAME_inputs or inputs beside it, what the function returns with it, the examples of a .pt2, "
-    "or random values of the types that a .onnx or .tw declares."
+    "or random values of the types that other files declare."
 )
 
 
@@ -53,20 +73,20 @@ def asked(given: argparse.Namespace) -> tuple[Model, How]:
 
 def load(text: str) -> Model:
     """The model that a text names."""
-    ending = Path(text).suffix
-    if ending in FILES:
-        module, extra = FILES[ending]
-        if not Path(text).is_file():
+    path = Path(text)
+    kind = next((k for k in KINDS if k.fits(path)), None)
+    if kind is not None:
+        if not path.exists():
             raise Invalid(f"there is no file {text}", hint=f"a model is {FORM}")
-        if extra is not None and find_spec(extra) is None:
-            raise MissingExtra(extra, f"reading {text}")
-        found: Model = import_module(module).load(Path(text))
+        if kind.extra is not None and find_spec(kind.extra) is None:
+            raise MissingExtra(kind.extra, f"reading {text}")
+        found: Model = import_module(kind.module).load(path)
         return found
     stem, colon, name = text.rpartition(":")
     if not colon or not name:
-        if ending == ".py" and Path(text).is_file():
+        if path.suffix == ".py" and path.is_file():
             raise Invalid(f"which function or module of {text}?", hint=f"give {text}:NAME")
-        there = "" if Path(text).exists() else "there is no such file, and "
+        there = "" if path.exists() else "there is no such file, and "
         raise Invalid(f"{text} names no model: {there}it has no :NAME", hint=f"a model is {FORM}")
     if stem.endswith(".py") and not Path(stem).is_file():
         raise Invalid(f"there is no file {stem}", hint=f"a model is {FORM}")

@@ -67,21 +67,27 @@ class Result:
 
 
 class Model(ABC):
-    """A program and the inputs that it brings along."""
+    """A program and the inputs that it brings along. What was compiled before can only be run."""
 
     name: str
-
-    @abstractmethod
-    def explained(self, how: How, **options: Any) -> Explanation:
-        """Compiled; `options` are further ones of a compilation."""
 
     @abstractmethod
     def results(self, how: How, step: Step, check: bool = True) -> list[Result]:
         """Of one call; compared with float64 where `check` says so."""
 
-    @abstractmethod
+    def explained(self, how: How, **options: Any) -> Explanation:
+        """Compiled; `options` are further ones of a compilation."""
+        raise self._compiled_before()
+
     def stages(self, how: How, only_if_wrong: bool) -> list[Report]:
         """A compile judged stage by stage; `only_if_wrong`: nothing where results are right."""
+        raise self._compiled_before()
+
+    def _compiled_before(self) -> Invalid:
+        return Invalid(
+            f"{self.name} was compiled before, and can only be run",
+            hint="name the model that it was made of",
+        )
 
     def needs_inputs(self, hint: str) -> Invalid:
         return Invalid(f"{self.name} needs inputs", hint=f"give --input 'f32[8,16]' for each{hint}")
