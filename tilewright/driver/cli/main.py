@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out = Shown(json=getattr(given, "json", None) is True)
         status = command.do(given, out)
     except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # somebody reads the first lines only
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
