@@ -213,8 +213,14 @@ def _summary(campaign: Campaign, out: Shown) -> None:
 
 def _facts(t: Task) -> dict[str, object]:
     ratio = t.won if t.closed else t.ratio
-    facts = {"name": t.names[0], "calls": t.calls, "trials": len(t.tuning.trials)}
-    return facts | {"seconds": t.tuning.seconds, "ratio": ratio, "decided": t.closed}
+    return {
+        "name": t.names[0],
+        "calls": t.calls,
+        "trials": len(t.tuning.trials),
+        "seconds": t.tuning.seconds,
+        "ratio": ratio,
+        "decided": t.closed,
+    }
 
 
 def _faults(t: Task, out: Shown) -> None:

@@ -51,7 +51,7 @@ def _compile(given: argparse.Namespace, out: Shown) -> int:
     rows = [_row(p) for p in made.programs]
     if not here:
         with out.step(f"compiling for {target.name}"):
-            rows = [_elsewhere(p, how.passes, target) for p in made.programs]
+            rows = [_elsewhere(p, how.options(), target) for p in made.programs]
     out.put(model=model.name)
     _show(rows, out)
     out.put(fallbacks=_said(made.fallbacks), graph_breaks=_said(made.graph_breaks))
@@ -88,11 +88,11 @@ def _row(p: ProgramReport) -> dict[str, Any]:
     }
 
 
-def _elsewhere(p: ProgramReport, passes: str | None, target: Target) -> dict[str, Any]:
+def _elsewhere(p: ProgramReport, options: Options, target: Target) -> dict[str, Any]:
     """The same program for another machine, without its weights."""
     if p.graph is None:
         return _row(p) | {"target": target.name}
-    data = code_elsewhere(p.graph, target, Options(passes=passes))
+    data = code_elsewhere(p.graph, target, options)
     return _row(p) | {
         "target": target.name,
         "kernels": len(data.kernels),

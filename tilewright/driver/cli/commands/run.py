@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 from rich.text import Text
@@ -76,7 +77,10 @@ def _write(path: Path, results: Sequence[Result]) -> None:
         if path.suffix == ".npy":
             np.save(path, results[0].array)
         else:
-            np.savez(path, **{r.name: r.array for r in results})
+            with ZipFile(path, "w") as archive:  # numpy.savez would not take every name
+                for r in results:
+                    with archive.open(f"{r.name}.npy", "w", force_zip64=True) as file:
+                        np.lib.format.write_array(file, r.array)
     except OSError as why:
         raise Invalid(f"{path} cannot be written: {why.strerror or why}") from None
 

@@ -13,7 +13,6 @@ from tilewright.driver.cli.models import NOTES, asked, model_arguments
 from tilewright.driver.looking.shown import Shown
 from tilewright.driver.looking.tune import tune
 from tilewright.driver.program.elsewhere import kernels_for
-from tilewright.driver.program.options import Options
 from tilewright.ir.target import Target
 from tilewright.runtime.program_data import KernelInfo
 from tilewright.tune.fleet import ADDRESS
@@ -48,7 +47,7 @@ def _tune(given: argparse.Namespace, out: Shown) -> int:
         made = model.explained(how)
     kernels = [k for p in made.programs for k in p.kernels[p.once :]]
     graphs = [p.graph for p in made.programs if p.graph is not None]
-    options = Options(passes=how.passes)
+    options = how.options()
 
     def there(target: Target) -> Sequence[KernelInfo]:
         return [k for g in graphs for k in kernels_for(g, options, target)]

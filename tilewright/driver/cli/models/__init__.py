@@ -91,5 +91,5 @@ def load(text: str) -> Model:
     if stem.endswith(".py") and not Path(stem).is_file():
         raise Invalid(f"there is no file {stem}", hint=f"a model is {FORM}")
     torch_side("torch", "a program in Python").manual_seed(0)  # weights may be random
-    found = import_module(_USER_CODE).found(stem, name)
-    return import_module(_TORCH).TorchModel(name, found.program, found.inputs)
+    users = import_module(_USER_CODE).found(stem, name)
+    return import_module(_TORCH).TorchModel(name, users.program, users.inputs)

@@ -14,11 +14,10 @@ from tilewright.driver.looking.explain import Explanation, explain
 from tilewright.driver.looking.validate import bisect_graph, validate_graph
 from tilewright.driver.program.arrays import random_inputs, run_arrays
 from tilewright.driver.program.graph_run import Judged, judge
-from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.driver.program.validation import Report
 from tilewright.ir.interpret import bind_dims
-from tilewright.ir.node import Graph
+from tilewright.ir.node import Graph, Input
 from tilewright.ir.text import parse_graph
 from tilewright.ir.types import as_dtype
 
@@ -36,12 +35,12 @@ class GraphModel(Model):
         self.name, self.graph = graph.name, graph
 
     def explained(self, how: How, **options: Any) -> Explanation:
-        return explain(compile_graph(self.graph, Options(**{"passes": how.passes, **options})))
+        return explain(compile_graph(self.graph, how.options(**options)))
 
     def results(self, how: How, step: Step, check: bool = True) -> list[Result]:
         arrays, sizes = self.arrays(how)
         with step(f"compiling {self.name}"):
-            program = compile_graph(self.graph, Options(passes=how.passes))
+            program = compile_graph(self.graph, how.options())
         got = run_arrays(program, arrays, sizes)
         judged: list[Judged] = []
         if check:
@@ -53,7 +52,7 @@ class GraphModel(Model):
 
     def stages(self, how: How, only_if_wrong: bool) -> list[Report]:
         judged = bisect_graph if only_if_wrong else validate_graph
-        return [judged(self.graph, Options(passes=how.passes))]
+        return [judged(self.graph, how.options())]
 
     def arrays(self, how: How) -> tuple[list[np.ndarray], dict[str, int]]:
         """Arguments, and the sizes that they give to symbolic dims."""
@@ -61,7 +60,7 @@ class GraphModel(Model):
             if any(not n.ttype.is_static for n in self.graph.inputs):
                 raise self.needs_inputs(": it has symbolic dims")
             return random_inputs(self.graph), {}
-        labels = [n.op.label for n in self.graph.inputs]  # type: ignore[attr-defined]
+        labels = [n.op.label for n in self.graph.inputs if isinstance(n.op, Input)]
         given, sizes = how.inputs.placed(labels, self.name), dict[str, int]()
         arrays: list[np.ndarray] = []
         for n, label in zip(self.graph.inputs, labels, strict=True):

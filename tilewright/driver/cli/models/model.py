@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.base.errors import Invalid
 from tilewright.driver.cli.models.inputs import Inputs, parse_inputs
 from tilewright.driver.looking.explain import Explanation
+from tilewright.driver.program.options import Options
 from tilewright.driver.program.validation import Report
 from tilewright.ir.types import LONG_NAMES
 
@@ -31,6 +32,10 @@ class How:
     @cached_property
     def inputs(self) -> Inputs:
         return parse_inputs(self.input)
+
+    def options(self, **more: Any) -> Options:
+        """Options of a compilation: these, and others by name."""
+        return replace(Options(passes=self.passes), **more)
 
 
 @dataclass(frozen=True)

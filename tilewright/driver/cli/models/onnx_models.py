@@ -18,7 +18,6 @@ from tilewright.driver.onnx.session import Argument, Session
 from tilewright.driver.onnx.session import load as load_session
 from tilewright.driver.program.arrays import random_array
 from tilewright.driver.program.graph_run import judge
-from tilewright.driver.program.options import Options
 from tilewright.driver.program.validation import Report
 from tilewright.ir.types import TensorType
 
@@ -32,7 +31,7 @@ class OnnxModel(Model):
         self.name, self.path = path.stem, path
 
     def session(self, how: How, **options: Any) -> Session:
-        return load_session(self.path, options=Options(**{"passes": how.passes, **options}))
+        return load_session(self.path, options=how.options(**options))
 
     def compiled(self, how: How, **options: Any) -> Session:
         """With a program: for all inputs, or for those that are given."""
@@ -64,7 +63,7 @@ class OnnxModel(Model):
     def stages(self, how: How, only_if_wrong: bool) -> list[Report]:
         judged = bisect_graph if only_if_wrong else validate_graph
         graphs = [p.details.graph for p in self.compiled(how).programs]
-        return [judged(g, Options(passes=how.passes)) for g in graphs if g is not None]
+        return [judged(g, how.options()) for g in graphs if g is not None]
 
     def feeds(self, session: Session, how: How) -> dict[str, Any]:
         """Inputs by name: those that were given, and random ones of the types that are declared."""
@@ -83,14 +82,15 @@ class OnnxModel(Model):
                 f"the input {x.name!r} of {self.name} is a {x.type}, which no option gives",
                 hint="call the model in Python: tw.onnx.load",
             )
-        if not all(isinstance(d, int) for d in x.shape):
+        sizes = tuple(d for d in x.shape if isinstance(d, int))
+        if len(sizes) < len(x.shape):
             shape = ",".join(map(str, x.shape))
             raise Invalid(
                 f"the input {x.name!r} of {self.name} has the shape [{shape}]",
                 hint=f"say its sizes: --input '{x.name}=f32[8,16]'",
             )
         element = onnx.TensorProto.DataType.Value(x.type[len("tensor(") : -1].upper())
-        made = random_array(TensorType(dtype_for(element), tuple(x.shape)), rng)
+        made = random_array(TensorType(dtype_for(element), sizes), rng)
         return made.astype(numpy_of(element))
 
 

@@ -18,7 +18,6 @@ from tilewright.driver.cli.models.model import How, Model, Result, Step
 from tilewright.driver.looking.bisect_torch import bisect
 from tilewright.driver.looking.compare import compare
 from tilewright.driver.looking.explain import Explanation, explain
-from tilewright.driver.program.options import Options
 from tilewright.driver.program.validation import Report
 from tilewright.driver.torch.api import compile
 
@@ -78,7 +77,7 @@ class TorchModel(Model):
         ]
 
     def stages(self, how: How, only_if_wrong: bool) -> list[Report]:
-        options, inputs = Options(passes=how.passes), self.inputs(how)
+        options, inputs = how.options(), self.inputs(how)
         named = {"strict": how.strict, "passes": how.passes}
         return bisect(self.program, inputs, options, only_if_wrong, **named)
 
