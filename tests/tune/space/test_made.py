@@ -24,6 +24,7 @@ from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.permute import Permute
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.slide import Slide
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.text import parse_group
@@ -36,6 +37,7 @@ from tilewright.tune.space.rules.instructions import open_instructions
 from tilewright.tune.space.rules.prefetches import open_prefetches
 from tilewright.tune.space.space import SKETCH, Point, Space, parse_space
 from tilewright.tune.space.tiling import partial_results, tilings, written_out
+from tilewright.tune.space.windows import shared_windows
 
 PRODUCT = parse_group("""
 group product
@@ -233,6 +235,27 @@ def test_short_sums_may_be_written_out() -> None:
     assert any(space.replay(SHORT, {SKETCH: v}).trace == trace for v in space.named[SKETCH].values)
     assert not list(written_out(LONG, default(), Applied()))
     assert not list(written_out(IMAGE, default(), Applied()))
+
+
+POOL = parse_group("""
+group pool
+  in a: f32[3,21,45]
+  out y: f32[3,9,21]
+  local t: f32[3,9,21]
+  t[t.c,t.i,t.j] add= a[t.c,2*t.i+t.r,2*t.j+t.s] for t.c in 3, t.i in 9, t.j in 21, {window} from 0.0
+  y[y.c,y.i,y.j] = t[y.c,y.i,y.j] for y.c in 3, y.i in 9, y.j in 21
+""".format(window="t.r in 5, t.s in 3"))  # fmt: skip
+
+
+def test_neighbouring_windows_may_share_sums_of_their_columns() -> None:
+    (trace,) = shared_windows(POOL, default(), Applied())
+    assert Slide("tw", 2, 3) in trace
+    judge = Judge(POOL, [{}])
+    judge.exact = False
+    judge.native(apply(start(POOL), trace))
+    space = made(POOL)
+    assert any(space.replay(POOL, {SKETCH: v}).trace == trace for v in space.named[SKETCH].values)
+    assert not list(shared_windows(IMAGE, default(), Applied()))  # each has weights of its own
 
 
 def test_any_axis_may_have_the_lanes() -> None:

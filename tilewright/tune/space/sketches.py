@@ -11,6 +11,7 @@ from tilewright.kernel.step import Trace
 from tilewright.tune.candidates import candidates
 from tilewright.tune.choose import Ranked
 from tilewright.tune.space.tiling import partial_results, tilings, written_out
+from tilewright.tune.space.windows import shared_windows
 
 # Arguments that rules open: traces that differ in these alone are one sketch.
 _OPENED = ("factor", "grain", "distance", "level")
@@ -18,14 +19,15 @@ _OPENED = ("factor", "grain", "distance", "level")
 
 def sketches(work: Work, target: Target, applied: Applied) -> list[Trace]:
     """Schedules that differ in more than what rules open: the default, those by other choices,
-    tiles of results with whatever they need inside, short reductions that are written out, and
-    reductions that threads share."""
+    tiles of results with whatever they need inside, short reductions that are written out, windows
+    that share their columns, and reductions that threads share."""
     found = [default_schedule(work, target, applied=applied)[0]]
     if isinstance(work, Group) and target.grid is None:
         found.insert(0, Ranked().choose(work, target).trace)  # what a compile has without tuning
         found += [c.trace for c in candidates(work, target, thorough=True)]
         found += tilings(work, target, applied)
         found += written_out(work, target, applied)
+        found += shared_windows(work, target, applied)
         found += partial_results(work, target, applied)
     shapes: dict[tuple[object, ...], Trace] = {}
     for trace in found:

@@ -38,7 +38,7 @@ LONG = 64
 
 def tilings(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
     """Schedules by tiles: with rows and without them, for each axis that may have the lanes."""
-    s, inner, host = _begun(group, target, applied)
+    s, inner, host = begun(group, target, applied)
     if host is None:
         return
     wide = [k for k, p in enumerate(s.path(host.name)) if p.extent != 1][-MOST_AXES:]
@@ -46,7 +46,7 @@ def tilings(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
         others = [k for k in wide if k != col]
         if rows and not others:
             continue
-        s, inner, host = _begun(group, target, applied)
+        s, inner, host = begun(group, target, applied)
         assert host is not None
         try:
             tile_results(s, inner, host, col, others[-1] if rows else None)
@@ -58,7 +58,7 @@ def tilings(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
 def written_out(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
     """A reduction of a few numbers that lie next to each other: all of it is written out, for
     several results in turn, and none has lanes, which would read far apart."""
-    s, inner, host = _begun(group, target, applied)
+    s, inner, host = begun(group, target, applied)
     if host is None or len(inner) != 1 or not inner[0].is_reduce:
         return
     st, last = inner[0].name, s.path(host.name)[-1].name
@@ -89,7 +89,7 @@ def written_out(group: Group, target: Target, applied: Applied) -> Iterator[Trac
     yield tuple(s.trace)
 
 
-def _begun(
+def begun(
     group: Group, target: Target, applied: Applied
 ) -> tuple[Scheduler, list[Stage], Stage | None]:
     """A group whose maps are inlined, its stages before the last result, and that one."""
@@ -107,7 +107,7 @@ def _begun(
 def partial_results(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
     """Where a reduction has few results, threads share it: each has results of its own part, which
     are put together in the end."""
-    s, inner, host = _begun(group, target, applied)
+    s, inner, host = begun(group, target, applied)
     if host is None:
         return
     long = [st for st in inner if st.is_reduce and _few_results(s, st)]
