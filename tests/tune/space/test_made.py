@@ -19,7 +19,9 @@ from tilewright.kernel.step import Trace, apply, parse_trace, print_trace
 from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.join import Join
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.permute import Permute
 from tilewright.kernel.steps.reorder import Reorder
@@ -35,6 +37,7 @@ from tilewright.tune.space.draft import Draft
 from tilewright.tune.space.made import space_of
 from tilewright.tune.space.rules.instructions import open_instructions
 from tilewright.tune.space.rules.prefetches import open_prefetches
+from tilewright.tune.space.scans import written_scans
 from tilewright.tune.space.space import SKETCH, Point, Space, parse_space
 from tilewright.tune.space.tiling import partial_results, tilings, written_out
 from tilewright.tune.space.windows import shared_windows
@@ -147,20 +150,58 @@ def test_what_rules_open(group: Group, kind: type, named: str) -> None:
     raise AssertionError(f"no value of {names} is legal and another schedule")
 
 
+SCAN = """
+group scan
+  in a: f32[19,37]
+  out y: f32[19,37]
+  y[y.i,y.j] = select(#(y.{k}) > 0, y[{before}], 0.0) + a[y.i,y.j] for y.i in 19, y.j in 37 in order
+"""
+ALONG_ROWS = parse_group(SCAN.format(k="j", before="y.i,y.j-1"))
+ALONG_COLUMNS = parse_group(SCAN.format(k="i", before="y.i-1,y.j"))
+
+
 def test_loops_of_any_size_are_written_out() -> None:
     """Several iterations at a time, with a tail where sizes do not divide."""
-    scan = parse_group("""
-group scan
-  in a: f32[19,101]
-  out y: f32[19,101]
-  y[y.i,y.j] = select(#(y.j) > 0, y[y.i,y.j-1], 0.0) + a[y.i,y.j] for y.i in 19, y.j in 101 in order
-""")
-    space = made(scan)
-    (name,) = (n for n in opened(space, Unroll) if "unroll" in n)
+    space = made(ALONG_ROWS)
+    name = next(n for n in opened(space, Unroll) if "s0_unroll" in n)
     for value in space.named[name].values:
-        found = space.replay(scan, {name: value})
+        found = space.replay(ALONG_ROWS, {name: value})
         assert (Unroll("y.j.1") in found.trace) == (value != 1)
-        Judge(scan, [{}]).nest(found.nest)
+        Judge(ALONG_ROWS, [{}]).nest(found.nest)
+
+
+@pytest.mark.parametrize("group", [ALONG_ROWS, ALONG_COLUMNS], ids=["rows", "columns"])
+def test_steps_of_scans_may_be_written_out(group: Group) -> None:
+    (trace,) = written_scans(group, default(), Applied())
+    nest = apply(start(group), trace)
+    kinds = {x.name: x.kind for x, _ in walk(nest.body) if isinstance(x, Loop)}
+    along = "y.j.1" if group is ALONG_ROWS else "y.i.1"
+    assert kinds[along] == "unroll" and "parallel" in kinds.values()
+    Judge(group, [{}]).native(nest)
+    space = made(group)
+    assert any(space.replay(group, {SKETCH: v}).trace == trace for v in space.named[SKETCH].values)
+
+
+def test_loops_that_become_one_are_split_alike() -> None:
+    """By one decision: a point of which the search decides two sizes apart would be refused."""
+    group = parse_group("""
+group both
+  in a: f32[203,40]
+  out y: f32[203,40]
+  out z: f32[]
+  local t: f32[]
+  y[y.i,y.j] = exp(a[y.i,y.j]) for y.i in 203, y.j in 40
+  t[] max= a[t.r,t.s] for t.r in 203, t.s in 40 from -inf
+  z[] = t[] for once
+""")
+    space = made(group)
+    first = space.replay(group, {}).trace
+    assert any(isinstance(s, (ComputeWith, Join)) for s in first)
+    sizes = [d for d in space.decisions if "size" in d.name]
+    assert any(sum(d.name in s.names for s in space.steps) > 1 for d in sizes)
+    found = points(space, group, 20)
+    assert len(found) > 10
+    Judge(group, [{}]).nest(found[0].nest)
 
 
 PACKED = parse_group("""

@@ -10,6 +10,7 @@ from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace
 from tilewright.tune.candidates import candidates
 from tilewright.tune.choose import Ranked
+from tilewright.tune.space.scans import written_scans
 from tilewright.tune.space.tiling import partial_results, tilings, written_out
 from tilewright.tune.space.windows import shared_windows
 
@@ -20,7 +21,7 @@ _OPENED = ("factor", "grain", "distance", "level")
 def sketches(work: Work, target: Target, applied: Applied) -> list[Trace]:
     """Schedules that differ in more than what rules open: the default, those by other choices,
     tiles of results with whatever they need inside, short reductions that are written out, windows
-    that share their columns, and reductions that threads share."""
+    that share their columns, reductions that threads share, and scans whose steps are written out."""
     found = [default_schedule(work, target, applied=applied)[0]]
     if isinstance(work, Group) and target.grid is None:
         found.insert(0, Ranked().choose(work, target).trace)  # what a compile has without tuning
@@ -29,6 +30,7 @@ def sketches(work: Work, target: Target, applied: Applied) -> list[Trace]:
         found += written_out(work, target, applied)
         found += shared_windows(work, target, applied)
         found += partial_results(work, target, applied)
+        found += written_scans(work, target, applied)
     shapes: dict[tuple[object, ...], Trace] = {}
     for trace in found:
         shapes.setdefault(_shape(trace), trace)
