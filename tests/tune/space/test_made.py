@@ -299,6 +299,19 @@ def test_neighbouring_windows_may_share_sums_of_their_columns() -> None:
     assert not list(shared_windows(IMAGE, default(), Applied()))  # each has weights of its own
 
 
+def test_packing_has_both_its_own_schedule_and_that_of_any_map() -> None:
+    group = parse_group("""
+group packing
+  in a: f32[20,50]
+  out y: f32[5,20,12]
+  y[y.i,y.j,y.k] = select(#(12*y.i+y.k) < 50, a[y.j,12*y.i+y.k], 0.0) for {axes}
+""".replace("{axes}", "y.i in 5, y.j in 20, y.k in 12"))  # fmt: skip
+    space = made(group)
+    found = [space.replay(group, {SKETCH: v}).trace for v in space.named[SKETCH].values]
+    assert not any(isinstance(s, Fuse) for s in found[0])
+    assert any(isinstance(t[0], Fuse) for t in found)
+
+
 def test_any_axis_may_have_the_lanes() -> None:
     found = list(tilings(TRANSPOSED, default(), Applied()))
     lanes = set()

@@ -6,6 +6,7 @@ from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.kernel.defaults.cases import schedule_cases
 from tilewright.kernel.defaults.interleave import schedule_interleaved
+from tilewright.kernel.defaults.panels import schedule_panels
 from tilewright.kernel.defaults.scheduler import (
     Scheduler,
     can_fuse,
@@ -53,13 +54,17 @@ def fuse_outer(s: Scheduler, stages: list[str], count: int) -> None:
             s.do(Fuse(path[0].name, path[1].name, f"{st}.o{j}"))
 
 
+# Maps that have schedules of their own; each says whether it is one.
+_OF_THEIR_OWN = (schedule_cases, schedule_interleaved, schedule_panels)
+
+
 def schedule_map(s: Scheduler, outs: list[Stage]) -> None:
     host = outs[0].name
     names = [x.name for x in outs]
     if all(len(s.path(n)) == len(s.path(host)) for n in names):
         collapse(s, names)
     _share_loops(s, host, names[1:])
-    if s.path(host) and not schedule_cases(s, host) and not schedule_interleaved(s, host):
+    if s.path(host) and not any(way(s, host) for way in _OF_THEIR_OWN):
         schedule_alone(s, host)
 
 

@@ -11,7 +11,7 @@ from tilewright.kernel.step import Trace
 from tilewright.tune.candidates import candidates
 from tilewright.tune.choose import Ranked
 from tilewright.tune.space.scans import written_scans
-from tilewright.tune.space.tiling import partial_results, tilings, written_out
+from tilewright.tune.space.tiling import partial_results, plain_maps, tilings, written_out
 from tilewright.tune.space.windows import shared_windows
 
 # Arguments that rules open: traces that differ in these alone are one sketch.
@@ -26,6 +26,7 @@ def sketches(work: Work, target: Target, applied: Applied) -> list[Trace]:
     if isinstance(work, Group) and target.grid is None:
         found.insert(0, Ranked().choose(work, target).trace)  # what a compile has without tuning
         found += [c.trace for c in candidates(work, target, thorough=True)]
+        found += plain_maps(work, target, applied)
         found += tilings(work, target, applied)
         found += written_out(work, target, applied)
         found += shared_windows(work, target, applied)

@@ -13,6 +13,7 @@ from tilewright.graph.classify import guess
 from tilewright.ir.target import Target
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.inlining import inline_maps
+from tilewright.kernel.defaults.maps import collapse, schedule_alone
 from tilewright.kernel.defaults.result_tiles import ROWS, share, tile_results
 from tilewright.kernel.defaults.rows import SHORT, reduction_lanes
 from tilewright.kernel.defaults.scheduler import PIECE, Applied, Scheduler, contiguous
@@ -34,6 +35,17 @@ MOST_AXES = 2
 # Where threads share a reduction: pieces for each thread, and the fewest numbers of a result.
 PIECES = 4
 LONG = 64
+
+
+def plain_maps(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
+    """A map as any other one, also where the rules have something of its own for it: loops that are
+    one walk through memory as one, lanes, threads."""
+    s, inner, host = begun(group, target, applied)
+    if host is None or inner:
+        return
+    collapse(s, [host.name])
+    schedule_alone(s, host.name)
+    yield tuple(s.trace)
 
 
 def tilings(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
