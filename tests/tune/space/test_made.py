@@ -14,6 +14,8 @@ from tilewright.base.errors import Invalid, Refused
 from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.group import Group
 from tilewright.kernel.intrinsic import INTRINSICS
+from tilewright.kernel.legal import legalise
+from tilewright.kernel.legal.interleave import is_interleaved
 from tilewright.kernel.nest import Loop, Store, start, walk
 from tilewright.kernel.step import Trace, apply, parse_trace, print_trace
 from tilewright.kernel.steps.cache_read import CacheRead
@@ -40,6 +42,7 @@ from tilewright.tune.space.rules.prefetches import open_prefetches
 from tilewright.tune.space.scans import written_scans
 from tilewright.tune.space.space import SKETCH, Point, Space, parse_space
 from tilewright.tune.space.tiling import partial_results, tilings, written_out
+from tilewright.tune.space.turned import turned_operands
 from tilewright.tune.space.windows import shared_windows
 
 PRODUCT = parse_group("""
@@ -283,9 +286,9 @@ group pool
   in a: f32[3,21,45]
   out y: f32[3,9,21]
   local t: f32[3,9,21]
-  t[t.c,t.i,t.j] add= a[t.c,2*t.i+t.r,2*t.j+t.s] for t.c in 3, t.i in 9, t.j in 21, {window} from 0.0
+  t[t.c,t.i,t.j] add= a[t.c,2*t.i+t.r,2*t.j+t.s] for {sums} from 0.0
   y[y.c,y.i,y.j] = t[y.c,y.i,y.j] for y.c in 3, y.i in 9, y.j in 21
-""".format(window="t.r in 5, t.s in 3"))  # fmt: skip
+""".format(sums="t.c in 3, t.i in 9, t.j in 21, t.r in 5, t.s in 3"))  # fmt: skip
 
 
 def test_neighbouring_windows_may_share_sums_of_their_columns() -> None:
@@ -310,6 +313,19 @@ group packing
     found = [space.replay(group, {SKETCH: v}).trace for v in space.named[SKETCH].values]
     assert not any(isinstance(s, Fuse) for s in found[0])
     assert any(isinstance(t[0], Fuse) for t in found)
+
+
+def test_operands_may_be_turned_tile_by_tile() -> None:
+    """In vectors along the operand, whose squares the code generator turns in registers."""
+    target = default()
+    (trace,) = turned_operands(TRANSPOSED, target, Applied())
+    nest = apply(start(TRANSPOSED), trace)
+    loops = [x for x, _ in walk(legalise(nest, target).body) if isinstance(x, Loop)]
+    assert any(map(is_interleaved, loops))
+    Judge(TRANSPOSED, [{}]).native(nest)
+    space = made(TRANSPOSED)
+    found = [space.replay(TRANSPOSED, {SKETCH: v}).trace for v in space.named[SKETCH].values]
+    assert trace in found and not list(turned_operands(TWICE, target, Applied()))
 
 
 def test_any_axis_may_have_the_lanes() -> None:
