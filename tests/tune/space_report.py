@@ -1,14 +1,14 @@
-"""What spaces of schedules contain: how many sketches and decisions, how many assignments are legal,
-and which steps refuse the others.
+"""What spaces of schedules contain: sketches, decisions, how many assignments are legal, and which
+steps refuse the others.
 
     python -m tests.tune.space_report                     # the kernels of tests.tune.gains
     python -m tests.tune.space_report distances sum       # some, by parts of their names
     python -m tests.tune.space_report --target x86-64-v4 --draws 100
 
-Assignments are made at random, each decision by itself. A draw of a search decides step by step, and
-a neighbour changes one or two decisions of a legal point: most of what a search tries is of these two
-kinds, so their legal shares say more. Refusals are counted by step and reason, names and numbers left
-out.
+Assignments are made at random, each decision by itself. A draw of a search decides step by step,
+and a neighbour changes one or two decisions of a legal point: most of what a search tries is of
+these two kinds, so their legal shares say more. Refusals are counted by step and reason, names and
+numbers left out.
 """
 
 from __future__ import annotations

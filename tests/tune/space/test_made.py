@@ -338,6 +338,15 @@ def test_any_axis_may_have_the_lanes() -> None:
     assert lanes == {"i", "j"}
 
 
+@pytest.mark.parametrize("group", [PRODUCT, IMAGE], ids=lambda g: g.name)
+def test_most_assignments_are_legal(group: Group) -> None:
+    """Values that later steps always refuse are not offered, and copies are made where they can be:
+    what is illegal is left to combinations."""
+    space, rng, applied = made(group), Random(0), Applied()
+    legal = [space.legal(group, space.random(rng), applied) for _ in range(40)]
+    assert sum(p is not None for p in legal) >= 30
+
+
 def test_a_space_comes_back_from_its_text() -> None:
     for group in (PRODUCT, IMAGE):
         space = made(group)

@@ -36,7 +36,8 @@ class Slide(Step):
         found = [(s, *self._loops(s, p, count, width)) for s, p in own]
         steps = {c for s, j, i in found for c in _steps(s.value, j.var, i.var)}
         one = f"windows of {self.stage} do not move by one number of places"
-        self.need(len(steps) == 1 and 0 not in steps, one, "the axes have to be added up in what is read")
+        hint = "both axes have to be added up in what is read"
+        self.need(len(steps) == 1 and 0 not in steps, one, hint)
         (step,) = steps
         apart = f"windows of {self.stage} move by {step}, which is more than their {width} places"
         self.need(0 < step <= width, apart)

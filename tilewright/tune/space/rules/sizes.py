@@ -6,6 +6,7 @@ from __future__ import annotations
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.join import Join
 from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.tune.space.decision import factors
 from tilewright.tune.space.draft import WRITTEN_OUT, Draft, Item, trips
 
@@ -20,6 +21,7 @@ MOST_BLOCKS = 12
 def open_sizes(draft: Draft) -> None:
     joins = [k for k, i in enumerate(draft.items) if isinstance(i.step, (ComputeWith, Join))]
     last = max(joins, default=-1)
+    by_instruction = any(isinstance(i.step, Tensorize) for i in draft.items)
     shared: dict[tuple[int, int], str] = {}
     for k, item in enumerate(draft.items):
         if not isinstance(item.step, Split) or not item.step.factor:
@@ -33,6 +35,8 @@ def open_sizes(draft: Draft) -> None:
                 continue
             name = draft.decide(f"size_{item.step.loop}", values, item.step.factor, True)
             shared[alike] = name
+            if by_instruction and draft.kinds(f"{item.step.loop}.1") <= WRITTEN_OUT:
+                draft.tested[name] = {}  # an instruction takes some sizes only
         draft.open(item, factor=name)
 
 
