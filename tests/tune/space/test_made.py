@@ -37,6 +37,7 @@ from tilewright.tune.choose import Ranked
 from tilewright.tune.space.decision import Plain
 from tilewright.tune.space.draft import Draft
 from tilewright.tune.space.made import space_of
+from tilewright.tune.space.rows_beside import rows_beside
 from tilewright.tune.space.rules.instructions import open_instructions
 from tilewright.tune.space.rules.prefetches import open_prefetches
 from tilewright.tune.space.scans import written_scans
@@ -279,6 +280,31 @@ def test_short_sums_may_be_written_out() -> None:
     assert any(space.replay(SHORT, {SKETCH: v}).trace == trace for v in space.named[SKETCH].values)
     assert not list(written_out(LONG, default(), Applied()))
     assert not list(written_out(IMAGE, default(), Applied()))
+
+
+SPREAD = parse_group("""
+group spread
+  in a: f32[23,51]
+  out y: f32[23]
+  local t: f32[23,1]
+  local u: f32[23]
+  t[t.i,t.j] add= a[t.i,t.r] for t.i in 23, t.j in 1, t.r in 51 from 0.0
+  u[u.i] add= (a[u.i,u.r] - t[u.i,0]) * (a[u.i,u.r] - t[u.i,0]) for u.i in 23, u.r in 51 from 0.0
+  y[y.i] = u[y.i] for y.i in 23
+""")
+
+
+def test_sums_of_several_rows_may_be_under_way_together() -> None:
+    (trace,) = rows_beside(SPREAD, default(), Applied())
+    nest = apply(start(SPREAD), trace)
+    parts = [p for s, p in walk(nest.body) if isinstance(s, Store) and s.combine and len(p) == 4]
+    assert parts and all([q.kind for q in p[-2:]] == ["unroll", "lane"] for p in parts)
+    judge = Judge(SPREAD, [{}])
+    judge.exact = False
+    judge.native(nest)
+    space = made(SPREAD)
+    found = [space.replay(SPREAD, {SKETCH: v}).trace for v in space.named[SKETCH].values]
+    assert trace in found and not list(rows_beside(SHORT, get("x86-64-v4"), Applied()))
 
 
 POOL = parse_group("""

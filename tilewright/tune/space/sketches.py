@@ -12,6 +12,7 @@ from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace
 from tilewright.tune.candidates import candidates
 from tilewright.tune.choose import Ranked
+from tilewright.tune.space.rows_beside import rows_beside
 from tilewright.tune.space.scans import written_scans
 from tilewright.tune.space.tiling import partial_results, plain_maps, tilings, written_out
 from tilewright.tune.space.turned import turned_operands
@@ -28,6 +29,7 @@ _MAKERS: tuple[Callable[[Group, Target, Applied], Iterator[Trace]], ...] = (
     turned_operands,
     written_out,
     shared_windows,
+    rows_beside,
     partial_results,
     written_scans,
 )

@@ -19,6 +19,7 @@ from tilewright.kernel.defaults.rows import SHORT, reduction_lanes
 from tilewright.kernel.defaults.scheduler import PIECE, Applied, Scheduler, contiguous
 from tilewright.kernel.defaults.tiles import reorder
 from tilewright.kernel.group import Group, Stage
+from tilewright.kernel.nest import Path, Store, walk
 from tilewright.kernel.schedule import RULES
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.compute_at import ComputeAt
@@ -114,6 +115,12 @@ def begun(
     if len(outs) != 1 or not s.path(outs[0].name) or any(x.ordered for x in stages):
         return s, [], None
     return s, [x for x in stages if x is not outs[0]], outs[0]
+
+
+def loops_of_first(s: Scheduler, stage: str) -> Path:
+    """The loops in which the results of a reduction begin."""
+    stores = ((x, p) for x, p in walk(s.nest.body) if isinstance(x, Store) and x.stage == stage)
+    return next(p for x, p in stores if x.combine is None)
 
 
 def partial_results(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:

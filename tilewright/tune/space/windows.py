@@ -20,7 +20,7 @@ from tilewright.kernel.defaults.rows import SHORT
 from tilewright.kernel.defaults.scheduler import Applied, Scheduler
 from tilewright.kernel.defaults.tiles import lanes_of_tile, reorder
 from tilewright.kernel.group import Group, Stage
-from tilewright.kernel.nest import Loop, Store, walk
+from tilewright.kernel.nest import Loop
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
@@ -30,7 +30,7 @@ from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.slide import Slide
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
-from tilewright.tune.space.tiling import begun
+from tilewright.tune.space.tiling import begun, loops_of_first
 
 
 def shared_windows(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
@@ -71,20 +71,10 @@ def _schedule(s: Scheduler, st: Stage, host: Stage, over: Loop) -> None:
         s.do(SetScope(stage, "register"))
         data, red = ([p.name for p in x] for x in s.axes(stage))
         reorder(s, (*red, data[-1]))
-        for loop in (data[-1], _first(s, stage)):
+        for loop in (data[-1], loops_of_first(s, stage)[-1].name):
             lanes_of_tile(s, loop, lanes)
         for x in reversed(red):
             s.attempt(Unroll(x))
     for loop in (f"{down}.i{col}.1", f"{last}.1"):
         lanes_of_tile(s, loop, lanes)
     share(s, host.name, [*around, f"{last}.0"], work)
-
-
-def _first(s: Scheduler, stage: str) -> str:
-    """The loop in which the results of a reduction begin."""
-    found = (p[-1].name for x, p in walk(s.nest.body) if _begins(x, stage))
-    return next(found)
-
-
-def _begins(x: object, stage: str) -> bool:
-    return isinstance(x, Store) and x.stage == stage and x.combine is None
