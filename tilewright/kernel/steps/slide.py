@@ -85,7 +85,7 @@ class Slide(Step):
         depends = any(mine & D.symbols(x) for x in (*(q.extent for q in path), *elsewhere))
         self.need(not depends, f"another loop or axis of {self.stage} depends on these")
         for x in out:
-            others = [y for y, _ in walk(x.body) if isinstance(y, Store) and y is not s]
+            others = [y for y, _ in walk(x.body) if not isinstance(y, Loop) and y is not s]
             self.need(not others, f"{x.name} computes something else too")
         self.need(self.stage not in s.value.sources, f"{self.stage} reads itself")
         return out[0], out[1]
