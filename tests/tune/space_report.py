@@ -72,10 +72,9 @@ def report_of(name: str, group: Group, target: Target, draws: int, seed: int = 0
     near = [p for x in beside if (p := state.point(x)) is not None]
     traces: set[Trace] = {p.trace for p in (*found, *near)}
     sketches = len(space.named[SKETCH].values) if SKETCH in space.named else 1
-    shares = (n / draws for n in (at_random, len(found), len(near)))
-    return Report(
-        name, sketches, len(space.decisions), space.size, *shares, len(traces), refusals
-    )  # fmt: skip
+    shares = at_random / draws, len(found) / draws, len(near) / draws
+    counts = sketches, len(space.decisions), space.size
+    return Report(name, *counts, *shares, len(traces), refusals)
 
 
 def _legal(space: Space, group: Group, rng: Random, refusals: Counter[str]) -> bool:
