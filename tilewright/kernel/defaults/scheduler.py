@@ -53,6 +53,11 @@ class Applied:
         self._starts: dict[int, tuple[Work, Nest]] = {}
         self._after: dict[tuple[int, Step], tuple[Nest, Nest | Refused]] = {}
 
+    @property
+    def count(self) -> int:
+        """How many nests it holds, about."""
+        return len(self._after)
+
     def start(self, work: Work) -> Nest:
         found = self._starts.get(id(work))
         if found is None:

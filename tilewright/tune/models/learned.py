@@ -24,7 +24,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
 from tilewright.kernel.step import Trace
 from tilewright.kernel.text import group_text
-from tilewright.tune.models.features import default_nest, feature_names, features, relative
+from tilewright.tune.models.features import default_features, feature_names, features, relative
 from tilewright.tune.models.keeping import Kept
 from tilewright.tune.search.state import Measured
 from tilewright.tune.space.space import Point
@@ -159,7 +159,7 @@ class Learned:
             if key not in self._rows:
                 self._rows[key] = features(p.nest, target)
             out.append(self._rows[key])
-        return relative(np.stack(out), features(default_nest(group, target), target))
+        return relative(np.stack(out), default_features(group, target))
 
 
 def columns() -> str:
