@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -264,7 +266,31 @@ def test_a_copy_for_another_process_guesses_the_same(
     model._train()
     copy = pickle.loads(pickle.dumps(model))
     assert copy.scores(group, points, TARGET) == model.scores(group, points, TARGET)
-    assert copy.kept is None and not copy.queries
+    assert copy.kept is None
+
+
+@needs_lightgbm
+def test_trees_are_made_when_something_is_ranked(
+    drawn: tuple[Group, list[Point]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A campaign that proposes in other processes learns from every race and makes no trees."""
+    group, points = drawn
+    made: list[int] = []
+
+    def counted(queries: Sequence[Query], *others: Any) -> Any:
+        made.append(len(queries))
+        return train(queries, *others)
+
+    monkeypatch.setattr(learned, "train", counted)
+    model = Learned()
+    measured = [Measured(p, 1.0 + k) for k, p in enumerate(points)]
+    for k in range(8, len(points) + 1):
+        model.learn(group, measured[:k], TARGET)
+    copy = pickle.loads(pickle.dumps(model))
+    assert made == []
+    first = model.scores(group, points, TARGET)
+    assert model.scores(group, points, TARGET) == first and made == [1]
+    assert copy.scores(group, points, TARGET) == first and made == [1, 1]
 
 
 SHIPPED = sorted(models.PRETRAINED.glob("*.txt"))
