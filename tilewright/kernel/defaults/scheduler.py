@@ -76,6 +76,12 @@ class Applied:
             raise found[1].with_traceback(None)
         return found[1]
 
+    def replay(self, work: Work, trace: Sequence[Step]) -> Nest:
+        nest = self.start(work)
+        for step in trace:
+            nest = self.apply(step, nest)
+        return nest
+
 
 @dataclass
 class Scheduler:

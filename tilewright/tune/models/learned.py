@@ -93,9 +93,9 @@ def _silent(what: str) -> None:
 
 @dataclass
 class Learned:
-    """Ranks by trees. What it learns is `kept` for the next run, if it is told where. Trees are made
-    when something is ranked and not when something is learned: many races may end in between, and
-    what is ranked in other processes is learned there."""
+    """Ranks by trees. What it learns is `kept` for the next run, if it is told where. Trees are
+    made when something is ranked and not when something is learned: many races may end in between,
+    and processes that rank make their own."""
 
     pretrained: Path | None = None
     kept: Kept | None = None
