@@ -3,6 +3,7 @@
     python -m tests.tune.gains                                  # all kernels, 64 trials each
     python -m tests.tune.gains pool sum --trials 16             # some, by parts of their names
     python -m tests.tune.gains --records r.jsonl --json g.json  # goes on from what is known
+    python -m tests.tune.gains --records r.jsonl --trials 0     # no trial: what is known already
     python -m tests.tune.gains --models --minutes 10            # the benchmark's models
 
 Each program is compiled, its kernels are tuned, and it is compiled again with what was found. Both
@@ -91,6 +92,8 @@ def tuned(
     programs = tw.explain(first).programs
     kernels = [k for p in programs for k in p.kernels[p.once :]]
     told = Console(file=io.StringIO())
+    if not trials:
+        return len(kernels), 0
     with redirect_stdout(io.StringIO()):
         tune(
             kernels, targets.default(), told,
