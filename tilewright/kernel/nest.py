@@ -71,7 +71,11 @@ class Block:
         """Of the statement and of all inside. Nests before and after a step share most of their
         statements, so a search visits only those that contain what it looks for: see `seek`."""
         assert isinstance(self, (Loop, If, While))
-        return frozenset(own_marks(self)).union(*(marks(x) for b in bodies(self) for x in b))
+        found = set(own_marks(self))
+        for body in bodies(self):
+            for x in body:
+                found.update(marks(x))
+        return frozenset(found)
 
     @cached_property
     def instructions(self) -> tuple[Loop, ...]:
