@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Sequence
 from importlib.util import find_spec
 from random import Random
@@ -12,6 +13,7 @@ import pytest
 from tests.tune.fake_measuring import Fake
 from tests.tune.space.test_made import PRODUCT, TRANSPOSED, made
 from tilewright.base.errors import Invalid
+from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.group import Group
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.parallel import Parallel
@@ -132,6 +134,22 @@ def test_points_share_nests_until_there_are_too_many(monkeypatch: pytest.MonkeyP
     for n in (4, 16, 32):
         s.point({"n": n})
     assert s.applied is not first
+
+
+def test_nests_are_freed_without_a_collection_of_garbage() -> None:
+    """A refusal that is remembered does not hold what remembers it."""
+    space = parse_space("n = ordered(8, 0, default=8)\nSplit(loop='y.j', factor=n)\n")
+    s = state(space)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            assert s.point({"n": 0}) is None and s.point({"n": 8}) is not None
+        held = weakref.ref(s.applied)
+        s.applied = Applied()
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_no_garbage_is_collected_while_a_search_proposes() -> None:

@@ -70,10 +70,11 @@ class Applied:
             try:
                 found = nest, step.apply(nest)
             except Refused as why:
-                found = nest, why
+                found = nest, why.again(why.what)
             self._after[id(nest), step] = found  # it holds the nest, so that no other has its id
         if isinstance(found[1], Refused):
-            raise found[1].with_traceback(None)
+            # Another one: what was raised holds those that it went through, and all nests by them.
+            raise found[1].again(found[1].what)
         return found[1]
 
     def replay(self, work: Work, trace: Sequence[Step]) -> Nest:
