@@ -47,6 +47,7 @@ from tilewright.bench.measure import (
     take_turns,
 )
 from tilewright.bench.models import BUILDERS, build
+from tilewright.driver.looking.shown import Shown
 from tilewright.driver.looking.tune import tune
 from tilewright.runtime import pool
 
@@ -91,7 +92,7 @@ def tuned(
     """Tunes the kernels of a program; how many there are, and how many trials each had at most."""
     programs = tw.explain(first).programs
     kernels = [k for p in programs for k in p.kernels[p.once :]]
-    told = Console(file=io.StringIO())
+    told = Shown(Console(file=io.StringIO()))
     if not trials:
         return len(kernels), 0
     with redirect_stdout(io.StringIO()):
