@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -112,8 +112,8 @@ def test_values_that_overwrite_each_other(monkeypatch: pytest.MonkeyPatch) -> No
     """Kernels are right, and the memory that they are given is not."""
     real = compiler.plan
 
-    def plan(fused: Fused) -> Plan:
-        made = real(fused)
+    def plan(fused: Fused, overwritten: Mapping[Node, int] | None = None) -> Plan:
+        made = real(fused, overwritten)
         return replace(made, offsets=dict.fromkeys(made.offsets, 0))
 
     monkeypatch.setattr(compiler, "plan", plan)
