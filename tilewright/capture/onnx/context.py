@@ -129,6 +129,8 @@ class Context:
     facts: Known
     weight: Callable[[np.ndarray, int], Node]  # a constant array, small or large
     checks: Checks
+    # The beginnings of tensors along an axis, of a length that is the value of a node.
+    bounded: Callable[[Node, Sequence[Node], int], tuple[Node, ...]]
 
     def get(self, name: str, default: T) -> T:
         """An attribute, or its default."""

@@ -89,6 +89,10 @@ class Known:
                 return self._weights[n]()
             if n in self._given:
                 return self._given[n]
+            if n not in self._names:
+                raise Unsupported(
+                    "a shape or a setting depends on values whose number only data decides"
+                )
             raise NeedsValue(self._names[n])
         args = [self._values[x] for x in n.inputs]
         if isinstance(n.op, Iota) and isinstance(n.op.start, Int):

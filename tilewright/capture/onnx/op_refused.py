@@ -7,7 +7,6 @@ from tilewright.capture.onnx.context import refuse_operators
 refuse_operators("control flow is not translated yet", "Loop", "Scan", "SequenceMap")
 refuse_operators("a condition that depends on data is not translated yet", "If")
 refuse_operators("recurrent networks are not translated yet", "RNN", "LSTM", "GRU")
-refuse_operators("its result has a size that only data decides", "Unique", "NonMaxSuppression")
 refuse_operators(
     "strings have no native form",
     "StringConcat",
