@@ -235,6 +235,11 @@ class Session:
         return [_argument(name, t) for name, t in self._outputs.items()]
 
     @property
+    def proto(self) -> onnx.ModelProto:
+        """The model as it was read."""
+        return self._model.proto
+
+    @property
     def specialised(self) -> list[dict[str, Any]]:
         """Of each program so far, the values of inputs and the sizes that it was made for."""
         return [{**c.made.specialised, **c.made.sizes} for c in self._compiled]
@@ -386,6 +391,31 @@ def _argument(name: str, t: onnx.TypeProto) -> Argument:
         for d in t.tensor_type.shape.dim
     ]
     return Argument(name, f"tensor({name_of(t.tensor_type.elem_type).lower()})", dims)
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What a model takes and gives, and how large it is."""
+
+    inputs: list[Argument]
+    outputs: list[Argument]
+    opset: int
+    nodes: int
+    weights: int  # numbers in initializers
+
+
+def interface(source: str | Path | bytes) -> Interface:
+    """Of a model that is read and checked, but not compiled."""
+    model = read(source)
+    graph = model.proto.graph
+    weights = {t.name for t in graph.initializer}
+    return Interface(
+        [_argument(v.name, v.type) for v in graph.input if v.name not in weights],
+        [_argument(v.name, v.type) for v in graph.output],
+        model.opset,
+        len(graph.node),
+        sum(int(np.prod(t.dims, dtype=np.int64)) for t in graph.initializer),
+    )
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
