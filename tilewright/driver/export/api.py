@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tilewright import targets
-from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.errors import Invalid, MissingExtra, Unsupported
 from tilewright.driver.api import torch_side
 from tilewright.driver.export.levels import Level, level, pool_library
 from tilewright.driver.export.manifest import manifest_of, text_of
@@ -23,6 +25,8 @@ from tilewright.ir.target import Target
 WEIGHTS = "weights.bin"
 HEADER = "include/tilewright.h"
 _OF_TORCH = "tilewright.driver.export.of_torch"
+_OF_ONNX = "tilewright.driver.export.of_onnx"
+_SESSION = "tilewright.driver.onnx.session"
 
 
 @dataclass(frozen=True)
@@ -40,19 +44,21 @@ def export(
     path: str | Path,
     target: str | Target | Sequence[str | Target] = "host",
     dynamic: Any = None,
+    values: Mapping[str, Any] | None = None,
     winograd: bool = True,
     name: str | None = None,
 ) -> Exported:
     """Write a model as a package: native code, weights and a manifest, for C, Python and others.
 
-    `model` is a `torch.nn.Module` or a function with example inputs, what `torch.export` made, or
-    the path of a `.pt2` or `.onnx` file. `path` is a folder, or a file `name.twp` with the same
+    `model` is a `torch.nn.Module` or a function with example inputs, what `torch.export` made, the
+    path of a `.pt2` or `.onnx` file, or what `tw.onnx.load` gave. `path` is a folder, or a file `name.twp` with the same
     inside. Several targets make one package that runs the best code that a machine has features
     for. `dynamic` is torch.export's `dynamic_shapes`: those sizes stay symbolic, within the bounds
-    of their `Dim`s. `winograd=False` makes weights smaller and convolutions slower.
+    of their `Dim`s; of an ONNX model, numbers or bounds of its symbolic dims, by name, and `values`
+    are inputs of it that are always the same. `winograd=False` makes weights smaller and convolutions slower.
     """
     chosen = _targets(target)
-    found = _model(model, examples, dynamic, name)
+    found = _model(model, examples, dynamic, values, name)
     path = Path(path)
     weights = WeightsFile()
     levels = tuple(level(found, t, weights, winograd) for t in chosen)
@@ -99,5 +105,28 @@ def _targets(given: str | Target | Sequence[str | Target]) -> list[Target]:
     return sorted(found, key=lambda x: -len(x.features))
 
 
-def _model(given: Any, examples: Sequence[Any], dynamic: Any, name: str | None) -> Model:
+def _model(
+    given: Any,
+    examples: Sequence[Any],
+    dynamic: Any,
+    values: Mapping[str, Any] | None,
+    name: str | None,
+) -> Model:
+    is_file = isinstance(given, str | Path)
+    if (is_file and Path(given).suffix == ".onnx") or type(given).__module__ == _SESSION:
+        if examples:
+            raise Invalid("an ONNX model says what it takes", hint="leave out the examples")
+        return _onnx_side().model_of_onnx(given, dynamic, values, name)
+    if values is not None:
+        raise Invalid("values= are for ONNX models", hint="leave it out")
+    if is_file and Path(given).suffix != ".pt2":
+        raise Invalid(
+            f"{given} is no model that can be exported", hint="give a .pt2 or an .onnx file"
+        )
     return torch_side(_OF_TORCH, "tw.export").model_of_torch(given, examples, dynamic, name)
+
+
+def _onnx_side() -> Any:
+    if find_spec("onnx") is None:
+        raise MissingExtra("onnx", "exporting ONNX models")
+    return import_module(_OF_ONNX)

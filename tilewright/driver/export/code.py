@@ -82,7 +82,9 @@ def _run(
     code = "0"
     for k in range(len(model.checks), 0, -1):  # the first that failed is told
         size = model.checks[k - 1].size
-        f.fill(found[k], "i64", [value := f.put(f"load i64, ptr {found[k]}, align 8"), f.dim(size or 0)])
+        value = f.put(f"load i64, ptr {found[k]}, align 8")
+        beside = f.put(f"getelementptr i64, ptr {found[k]}, i64 1")
+        f.line(f"store i64 {'0' if size is None else f.dim(size)}, ptr {beside}, align 8")
         failed = f.put(f"icmp ne i64 {value}, 0")
         code = f.put(f"select i1 {failed}, i32 {k}, i32 {code}")
     f.line(f"ret i32 {code}")

@@ -196,6 +196,15 @@ class Session:
         return [_argument(name, t) for name, t in self._outputs.items()]
 
     @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def values(self) -> Mapping[str, np.ndarray]:
+        """Inputs that are always the same."""
+        return self._values
+
+    @property
     def specialised(self) -> list[dict[str, Any]]:
         """Of each program so far, the values of inputs and the sizes that it was made for."""
         return [{**c.made.specialised, **c.made.sizes} for c in self._compiled]
