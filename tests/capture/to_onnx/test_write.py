@@ -30,7 +30,8 @@ from tilewright.ir.types import TensorType, b1, bf16, f16, f32, f64, i64
 NEVER = set(
     """
     any_zero arranged as_strided_scatter atan2 avg_pool_backward bernoulli bit_cast
-    conv_weight_valid conv_backward_weight copysign cummax cummin digamma dropout erfc erfinv index_check lgamma
+    conv_weight_valid conv_backward_weight copysign cummax cummin digamma dropout erfc erfinv
+    index_check lgamma
     logcumsumexp max_pool_backward nextafter patches rand randint randn relayout sar shl shr
     signbit softmax_matmul softmax_parts softmax_parts_log suppress told window_argmax
     window_count window_max window_route window_spread window_sum winograd_input winograd_output

@@ -87,6 +87,19 @@ class Translated:
     sizes: Mapping[str, int]
     whole: bool
 
+    def undivided(self) -> tuple[Graph, tuple[Check, ...]]:
+        """All of it as one graph, whose last outputs are those of the checks, where there are."""
+        if self.cuts or len(self.parts) > 1:
+            raise Unsupported("a result has a size that only data decides")
+        leaves = [leaf.node for tree in self.outputs.values() for leaf in leaves_of(tree)]
+        if not self.parts:
+            return self.graph, ()
+        (only,) = self.parts
+        made = dict(zip(only.part.gives, only.part.graph.outputs))
+        watched = only.part.graph.outputs[len(only.part.gives) :]
+        outputs = (*(made[n] for n in leaves), *watched)
+        return Graph(self.graph.name, self.graph.inputs, outputs), only.checks
+
 
 def translate(
     model: Model,

@@ -235,9 +235,13 @@ class Session:
         return [_argument(name, t) for name, t in self._outputs.items()]
 
     @property
-    def proto(self) -> onnx.ModelProto:
-        """The model as it was read."""
-        return self._model.proto
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def values(self) -> Mapping[str, np.ndarray]:
+        """Inputs that are always the same."""
+        return self._values
 
     @property
     def specialised(self) -> list[dict[str, Any]]:

@@ -327,7 +327,7 @@ class InferenceSession(Session):
         return []
 
     def get_modelmeta(self) -> ModelMetadata:
-        proto = self.proto
+        proto = self.model.proto
         return ModelMetadata(
             {p.key: p.value for p in proto.metadata_props},
             proto.doc_string,
