@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tilewright.base.events import recording as record
     from tilewright.driver.api import compile, refresh, synchronize
     from tilewright.driver.export.api import export
+    from tilewright.driver.export.to_onnx import to_onnx
     from tilewright.driver.looking.explain import explain
     from tilewright.driver.program.default_passes import passes
     from tilewright.driver.program.options import Options
@@ -63,6 +64,7 @@ _FACE = {
     "load": "tilewright.driver.program.saved",
     "explain": "tilewright.driver.looking.explain",
     "export": "tilewright.driver.export.api",
+    "to_onnx": "tilewright.driver.export.to_onnx",
     "lower": "tilewright.driver.te.build",
     "build": "tilewright.driver.te.build",
     "record": "tilewright.base.events:recording",
@@ -140,6 +142,7 @@ __all__ = [
     "synchronize",
     "te",
     "testing",
+    "to_onnx",
     "tune",
 ]
 

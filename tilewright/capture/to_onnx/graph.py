@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -12,6 +12,7 @@ from onnx import checker, defs, helper, numpy_helper
 from tilewright.base.errors import Invalid
 from tilewright.capture.onnx.elements import ELEMENT_OF, numpy_of
 from tilewright.capture.to_onnx.writer import OLDEST, Out, Unwritten, Writer, refused, writers_of
+from tilewright.ir import dim as D
 from tilewright.ir.dim import Int
 from tilewright.ir.node import Graph, Input, Item, Node, topological
 from tilewright.ir.operator import composition, is_composed
@@ -24,20 +25,34 @@ IR_VERSION = 10
 MOVED = 1 << 20  # elements that may be moved by a table of their places
 
 
+Keep = Callable[[str, np.ndarray], onnx.TensorProto]
+
+
+def _inside(name: str, array: np.ndarray) -> onnx.TensorProto:
+    return numpy_helper.from_array(array, name)
+
+
 def write(
     graph: Graph,
     weights: Mapping[str, np.ndarray],
     names: Sequence[str] = (),
     opset: int = OPSET,
+    inputs: Mapping[str, str] | None = None,
+    symbols: Mapping[str, str] | None = None,
+    keep: Keep | None = None,
 ) -> onnx.ModelProto:
-    """The model of a graph. `weights` are values of inputs by name, which become part of the model;
-    `names` are those of outputs."""
+    """The model of a graph. `weights` are values of inputs by label, which become part of the
+    model; `names` are those of outputs. `inputs` and `symbols` say what inputs and sizes are called
+    in the model, `keep` makes its tensors of weights."""
     newest = defs.onnx_opset_version()
     if not OLDEST <= opset <= newest:
         raise Invalid(
             f"opset {opset} is not written", hint=f"{OLDEST} to {newest} are; {OPSET} by default"
         )
-    return _Walk(graph, weights, names, opset).run()
+    walk = _Walk(graph, weights, names, opset)
+    walk.inputs, walk.symbols = dict(inputs or {}), dict(symbols or {})
+    walk.keep = keep or _inside
+    return walk.run()
 
 
 class _Walk:
@@ -46,6 +61,9 @@ class _Walk:
     ) -> None:
         self.graph, self.weights, self.opset = graph, weights, opset
         self.names = list(names) or [f"output_{k}" for k in range(len(graph.outputs))]
+        self.inputs: dict[str, str] = {}
+        self.symbols: dict[str, str] = {}
+        self.keep: Keep = _inside
         self.writer = Writer(opset)
         self.values: dict[Node, Out | tuple[Out | None, ...]] = {}
         self.reasons: dict[str, str] = {}
@@ -54,12 +72,12 @@ class _Walk:
         inputs, held = [], []
         for n in self.graph.inputs:
             assert isinstance(n.op, Input)
-            name = n.op.label
+            name = self.inputs.get(n.op.label, n.op.label)
             self.values[n] = Out(name, n.dtype)
-            if name in self.weights:
-                held.append(numpy_helper.from_array(_given(self.weights[name], n), name))
+            if n.op.label in self.weights:
+                held.append(self.keep(name, _given(self.weights[n.op.label], n)))
             else:
-                inputs.append(_described(name, n))
+                inputs.append(self.described(name, n))
                 for axis, d in enumerate(n.shape):
                     if isinstance(d, Int) and isinstance(s := _symbol(d), Sym):
                         self.writer.sizes.setdefault(s.name, (name, axis))
@@ -71,7 +89,7 @@ class _Walk:
             found = self.values[n]
             assert isinstance(found, Out)
             self.writer.nodes.append(helper.make_node("Identity", [found.name], [name]))
-            outputs.append(_described(name, n))
+            outputs.append(self.described(name, n))
         nodes = _without_copies(self.writer.nodes, {o.name for o in outputs})
         read = set(_names_read(nodes))
         held += [t for name, t in self.writer.constants.items() if name in read]
@@ -81,9 +99,18 @@ class _Walk:
             producer_name="tilewright",
             ir_version=IR_VERSION,
         )
-        if made.ByteSize() < checker.MAXIMUM_PROTOBUF:
+        if self.keep is _inside:
             checker.check_model(made, full_check=True)
         return made
+
+    def described(self, name: str, n: Node) -> onnx.ValueInfoProto:
+        shape = [self.shown(d) if isinstance(d, Int) else d for d in n.shape]
+        return helper.make_tensor_value_info(name, ELEMENT_OF[n.dtype], shape)
+
+    def shown(self, d: Int) -> str:
+        """A symbolic size by the names that the model has for symbols."""
+        table = {s: D.sym(self.symbols.get(s.name, s.name), s.lo, s.hi) for s in D.symbols(d)}
+        return str(D.substitute(d, table))
 
     def visit(self, roots: Sequence[Node]) -> None:
         """Writes all nodes that the roots depend on; what cannot be written is noted, and what
@@ -158,7 +185,7 @@ class _Walk:
             assert isinstance(found, Out)
             name = self.writer.name("out")
             self.writer.nodes.append(helper.make_node("Identity", [found.name], [name]))
-            outputs.append(_described(name, o))
+            outputs.append(self.described(name, o))
         made = helper.make_graph(self.writer.nodes, graph.name, [], outputs)
         self.writer.nodes, self.values = outer, values
         self.writer.known_again(known)
@@ -180,11 +207,6 @@ def _names_read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
         yield from n.input
         for a in n.attribute:
             yield from _names_read(a.g.node)
-
-
-def _described(name: str, n: Node) -> onnx.ValueInfoProto:
-    shape = [str(d) if isinstance(d, Int) else d for d in n.shape]
-    return helper.make_tensor_value_info(name, ELEMENT_OF[n.dtype], shape)
 
 
 def _given(array: np.ndarray, n: Node) -> np.ndarray:

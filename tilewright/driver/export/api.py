@@ -58,7 +58,7 @@ def export(
     are inputs of it that are always the same. `winograd=False` makes weights smaller and convolutions slower.
     """
     chosen = _targets(target)
-    found = _model(model, examples, dynamic, values, name)
+    found = model_of(model, examples, dynamic, values, name)
     path = Path(path)
     weights = WeightsFile()
     levels = tuple(level(found, t, weights, winograd) for t in chosen)
@@ -105,13 +105,14 @@ def _targets(given: str | Target | Sequence[str | Target]) -> list[Target]:
     return sorted(found, key=lambda x: -len(x.features))
 
 
-def _model(
+def model_of(
     given: Any,
     examples: Sequence[Any],
     dynamic: Any,
     values: Mapping[str, Any] | None,
     name: str | None,
 ) -> Model:
+    """The model of whatever `export` takes."""
     is_file = isinstance(given, str | Path)
     if (is_file and Path(given).suffix == ".onnx") or type(given).__module__ == _SESSION:
         if examples:
