@@ -17,7 +17,14 @@ from tilewright.ir.node import Graph, input
 from tilewright.ir.types import TensorType, f32
 
 
-class Net(torch.nn.Module):
+class Rows(torch.nn.Module):
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = x.flatten(2).transpose(1, 2)
+        values, places = (torch.softmax(y, 2).amax(2) + i[:, None]).topk(2)
+        return {"rows": torch.where(y > 0, y, y.new_zeros(())) % 0.75, "best": values, "at": places}
+
+
+class Layers(torch.nn.Module):
     """Convolutions, pools, norms, attention and indexing."""
 
     def __init__(self) -> None:
@@ -26,21 +33,19 @@ class Net(torch.nn.Module):
         self.norm = torch.nn.BatchNorm2d(8)
         self.up = torch.nn.Upsample(scale_factor=2, mode="bilinear")
         self.embed = torch.nn.Embedding(10, 8)
-        self.mix = torch.nn.Linear(8, 24)
+        self.attend = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
 
     def forward(self, x: torch.Tensor, i: torch.Tensor) -> dict[str, torch.Tensor]:
         y = torch.nn.functional.max_pool2d(self.up(self.norm(self.conv(x)).relu()), 2)
-        rows = y.flatten(2).transpose(1, 2) + self.embed(i)[:, None]
-        q, k, v = self.mix(rows).chunk(3, 2)
-        rows = torch.nn.functional.scaled_dot_product_attention(q, k, v) + rows
+        rows = self.attend(y.flatten(2).transpose(1, 2) + self.embed(i)[:, None])
         values, places = rows.amax(2).topk(2)
-        masked = torch.where(rows > 0, rows, rows.new_zeros(())) % 0.75
-        return {"rows": masked, "best": values, "at": places}
+        return {"rows": rows, "best": values, "at": places}
 
 
-def test_a_module_and_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Rows, pytest.param(Layers, marks=pytest.mark.slow)])
+def test_a_module_and_back(kind: type[torch.nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(0)
-    net = Net().eval()
+    net = kind().eval()
     x, i = torch.randn(2, 3, 8, 8), torch.tensor([3, 7])
     path = tmp_path / "net.onnx"
     dynamic = {"x": {0: torch.export.Dim("batch")}, "i": {0: torch.export.Dim("batch")}}
