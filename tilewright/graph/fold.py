@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.base.events import Log
 from tilewright.base.traverse import operands_first
-from tilewright.graph.classify import classify
+from tilewright.graph.classify import classify, guess
 from tilewright.graph.specialise import node_symbols
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import (
@@ -40,7 +40,7 @@ GROWTH = 5
 
 
 @dataclass(frozen=True)
-class FoldConstants(Pass, repeats=True):
+class FoldConstants(Pass, repeats=True, inside=True):
     """Replace nodes over constants by their value, where it has at most `limit` elements.
 
     What is filled with one value stays so (`full`), whatever its size. Index ramps (`iota`) are
@@ -143,27 +143,35 @@ class _Facts:
     weights: frozenset[Node]
 
 
-def weight_facts(graph: Graph) -> dict[Node, _Facts]:
+def weight_facts(graph: Graph, symbolic: bool = False) -> dict[Node, _Facts]:
+    """`symbolic`: symbols are of one value wherever the weights are."""
+
+    def open_size(n: Node) -> bool:
+        return not symbolic and any(node_symbols(n))
+
     facts: dict[Node, _Facts] = {}
     for n in graph.nodes():
         if isinstance(n.op, Input):
             weight = n.op.role == "weight"
-            only = weight and not any(node_symbols(n))
+            only = weight and not open_size(n)
             facts[n] = _Facts(only, frozenset({n}) if weight else frozenset())
             continue
         below = [facts[x] for x in n.inputs]
-        only = all(f.only for f in below) and not n.op.random and not any(node_symbols(n))
+        only = all(f.only for f in below) and not n.op.random and not open_size(n)
         facts[n] = _Facts(only, frozenset().union(*(f.weights for f in below)))
     return facts
 
 
-def split_weights(graph: Graph, growth: int = GROWTH, views: bool = True) -> tuple[Graph, Graph]:
+def split_weights(
+    graph: Graph, growth: int = GROWTH, views: bool = True, symbolic: bool = False
+) -> tuple[Graph, Graph]:
     """(prologue, main). Output k of the prologue is the input `folded{k}` of the main graph. Views
-    of weights are copied there, unless `views` says that kernels read through them.
+    of weights are copied there, unless `views` says that kernels read through them. `symbolic`: what
+    mentions symbols may be among them, as in a body whose weights are those of one call.
 
     The inputs of main are those of the graph, less the weights it needs no more, then the folded.
     """
-    facts = weight_facts(graph)
+    facts = weight_facts(graph, symbolic)
     outputs: list[Node] = []
     taken = {n.op.label for n in graph.inputs if isinstance(n.op, Input)}
     new: dict[Node, Node] = {}
@@ -186,8 +194,8 @@ def split_weights(graph: Graph, growth: int = GROWTH, views: bool = True) -> tup
         reads = not n.op.barrier and _reads_packed(n) and not _is_product(n)
         if n.op.ordered or reads or (n.op.view and not views):
             return True
-        size, made_of = n.type.size, sum(int(w.ttype.size) for w in f.weights)  # type: ignore[arg-type]
-        return not isinstance(size, int) or size > growth * made_of
+        size, made_of = n.type.size, sum(guess(w.ttype.size) for w in f.weights)
+        return (not symbolic and not isinstance(size, int)) or guess(size) > growth * made_of
 
     # Only what the main graph reads is moved: visit from the outputs and stop at what moves.
     stack: list[tuple[Node, bool]] = [(o, False) for o in reversed(graph.outputs)]

@@ -15,6 +15,7 @@ from tilewright.graph.cluster import Why
 from tilewright.graph.regions import Read, is_scalar_constant, misaligned, trace
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Item, Node
+from tilewright.ir.rewrite import subgraphs
 from tilewright.ir.types import TupleType
 from tilewright.ops.views import Permute
 
@@ -47,8 +48,9 @@ class Inlining:
             self.results.add(self.store(o))
         for n, f in self.facts.items():
             if f.kind == "program" and not isinstance(n.op, Item):
+                flow = subgraphs(n.op)  # kernels inside read what is in memory
                 for x in n.inputs:
-                    if self.unviewed(x) not in self.positions:  # it begins with zeros, say
+                    if flow or self.unviewed(x) not in self.positions:  # it begins with zeros, say
                         self.store(x)
             elif f.kind == "contract":
                 self.settle_operands(n, f)

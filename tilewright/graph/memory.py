@@ -141,7 +141,7 @@ class _Planner:
             self.storage[o] = found
             self.in_place[o] = x
             return
-        size = _aligned(nbytes(o.ttype))
+        size = aligned(nbytes(o.ttype))
         self.storage[o] = _Storage([o], size, k, last[o], results.get(o))
 
     def overwritable(self, c: Cluster, o: Node) -> Iterator[Node]:
@@ -191,7 +191,8 @@ def _loaded(t: Tensor) -> set[Tensor | str]:
 # ---- placement
 
 
-def _aligned(size: Dim) -> Dim:
+def aligned(size: Dim) -> Dim:
+    """Bytes, as many as are given out for so many."""
     if D.divisor(size) % ALIGNMENT == 0:
         return size
     return D.ceildiv(size, ALIGNMENT) * ALIGNMENT

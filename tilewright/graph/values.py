@@ -10,14 +10,16 @@ import numpy as np
 
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.traverse import operands_first
-from tilewright.graph.classify import flops
+from tilewright.graph.classify import flops, guess
 from tilewright.graph.specialise import graph_symbols
 from tilewright.ir.agreement import drawn, small_sizes
 from tilewright.ir.in_double import Doubles
 from tilewright.ir.interpret import Evaluator, bind_dims, node_value
 from tilewright.ir.node import Graph, Input, Node
 from tilewright.ir.operator import composition, is_composed
+from tilewright.ir.rewrite import subgraphs
 from tilewright.ir.types import TupleType, as_dtype, f64
+from tilewright.ops.control import Scan
 
 # Scalar operations of a graph that the interpreter may take: some ten seconds.
 MOST_WORK = 1 << 29
@@ -74,7 +76,8 @@ def work(graph: Graph) -> int:
 
 def _work(n: Node) -> int:
     if hasattr(n.op, "interpret"):
-        return sum(work(g) for g in vars(n.op).values() if isinstance(g, Graph))
+        rounds = guess(n.op.length) if isinstance(n.op, Scan) else 1
+        return rounds * sum(work(g) for g in subgraphs(n.op))
     if not is_composed(n.op):
         return flops(n)
     return work(Graph("", n.inputs, composition(n))) - sum(map(_work, n.inputs))

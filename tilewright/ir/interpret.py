@@ -70,10 +70,23 @@ def evaluate(
     for n, a in zip(graph.inputs, args, strict=True):
         bind_dims(n.ttype, a.shape, sizes, str(n.op))
         env[n] = by.stored(as_dtype(a, n.dtype), n.dtype)
+    return _outputs(graph, env, sizes, by)
+
+
+def _outputs(
+    graph: Graph, env: dict[Node, Any], sizes: Mapping[str, int], by: type[Evaluator]
+) -> list[Any]:
     for n in graph.nodes():
         if n not in env:
             env[n] = node_value(n, [env[x] for x in n.inputs], sizes, by)
     return [env[o] for o in graph.outputs]
+
+
+def _inside(
+    graph: Graph, args: Sequence[Any], sizes: Mapping[str, int], by: type[Evaluator]
+) -> list[Any]:
+    """The outputs of a graph inside another one, on values of that one's arithmetic."""
+    return _outputs(graph, dict(zip(graph.inputs, args, strict=True)), sizes, by)
 
 
 def bind_dims(t: TensorType, shape: Sequence[int], sizes: dict[str, int], what: str) -> None:
@@ -103,8 +116,8 @@ def node_value(
         return args[0][op.k]
     if isinstance(op, Input):
         raise Invalid(f"{op.label} is used but is not an input of the graph")
-    if (run := getattr(op, "interpret", None)) is not None:  # control flow: cond
-        return run(args, lambda g, a: evaluate(g, a, sizes, by))
+    if (run := getattr(op, "interpret", None)) is not None:  # control flow
+        return run(args, lambda g, a: _inside(g, a, sizes, by), sizes)
     if is_composed(op):
         out = op.compose(*n.inputs)  # type: ignore[attr-defined]
         outs = out if isinstance(out, tuple) else (out,)

@@ -20,8 +20,9 @@ from tilewright.base import knobs
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.ir.check import level_of, verify
-from tilewright.ir.node import Graph
+from tilewright.ir.node import Graph, Node, node, rebuild
 from tilewright.ir.reader import Reader
+from tilewright.ir.rewrite import map_subgraphs, subgraphs
 from tilewright.ir.target import Target
 from tilewright.ir.text import attribute_text, read_attribute
 
@@ -43,6 +44,7 @@ class Order:
     repeats: bool = False  # it may stand in a list several times
     rounds: bool = False  # results may round differently: not with precision="strict"
     version: str = ""  # of a user's own pass: programs are cached for this version of its code
+    inside: bool = False  # it goes into graphs of control flow by itself
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,11 @@ class Pass:
         repeats: bool = False,
         rounds: bool = False,
         version: str = "",
+        inside: bool = False,
     ) -> None:
         super().__init_subclass__()
         cls.name = cls.__name__
-        cls.order = Order(after, before, needs, required, repeats, rounds, version)
+        cls.order = Order(after, before, needs, required, repeats, rounds, version, inside)
         known = PASSES.get(cls.name)
         if known is not None and known.__module__ != cls.__module__:
             raise TypeError(f"the pass {cls.name} is in {known.__module__} and {cls.__module__}")
@@ -210,7 +213,7 @@ def run(
         name = p.name if p is not None else "input"
         if p is not None:
             before, began = program, time.perf_counter()
-            program = p.apply(program, log)
+            program = applied(p, program, log)
             if p.own:
                 _same_kind(p, program, before)
             if runs is not None:
@@ -222,6 +225,20 @@ def run(
         if dump is not None:
             _write(dump, k, f"{prefix}{name}", program)
     return program
+
+
+def applied(p: Pass, program: Any, log: Log) -> Any:
+    """The program after the pass, which sees the graphs of branches and loops too, as programs of
+    their own."""
+    if isinstance(program, Graph) and not p.order.inside:
+        if any(subgraphs(n.op) for n in program.nodes()):
+            program = rebuild(program, lambda n: _inside(p, n, log))
+    return p.apply(program, log)
+
+
+def _inside(p: Pass, n: Node, log: Log) -> Node:
+    op = map_subgraphs(n.op, lambda g: applied(p, g, log))
+    return n if op is n.op else node(op, *n.inputs)
 
 
 def _compared(text: str, before: Graph, after: Graph, seconds: float) -> PassRun:

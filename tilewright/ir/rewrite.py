@@ -71,6 +71,14 @@ def rewrite(
     return graph
 
 
+def subgraphs(op: Op) -> tuple[Graph, ...]:
+    """The graphs inside an operator of control flow; of another one, none."""
+    if not hasattr(op, "interpret"):
+        return ()
+    found = (getattr(op, f.name) for f in dataclasses.fields(op))
+    return tuple(x for x in found if isinstance(x, Graph))
+
+
 def map_subgraphs(op: Op, change: Callable[[Graph], Graph]) -> Op:
     """The operator with the graphs among its attributes changed (operators of control flow)."""
     if not hasattr(op, "interpret"):

@@ -80,7 +80,52 @@ class Branch:
     arena: Dim
 
 
-Action = Union[Call, Together, Branch]
+@dataclass(frozen=True)
+class Slices:
+    """A value of which each round of a loop sees another part: `step` bytes further, or as many
+    before, from the last one on."""
+
+    slot: Slot
+    step: Dim
+    back: bool = False
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A value that each round of a loop makes anew of the last: `first` before the first round,
+    `result` in the end. Rounds write `result` and `spare` in turn, so that what is read and what is
+    written differ; or it is what they write of results `stacked`. `copy` is called with where it
+    lies in the end, and `result`, where these differ."""
+
+    first: Slot
+    result: Slot
+    spare: Slot
+    copy: str
+    dims: tuple[str, ...]
+    stacked: int | None = None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A program over and over: `count` times, or while the program `condition` writes a byte other
+    than 0 to `flag`. Its inputs are carried values, slices, and `inputs`; its results are carried
+    values (but for those that are among the stacked ones), then stacked ones. It uses the arena
+    from `arena` on."""
+
+    body: str
+    dims: tuple[str, ...]
+    count: Dim
+    condition: str
+    condition_dims: tuple[str, ...]
+    flag: Slot
+    carried: tuple[Carried, ...]
+    slices: tuple[Slices, ...]
+    inputs: tuple[Slot, ...]
+    stacked: tuple[Slices, ...]
+    arena: Dim
+
+
+Action = Union[Call, Together, Branch, Loop]
 
 # One of several calls; a call is its function, its arguments and its sizes.
 _EACH = """\
@@ -105,13 +150,15 @@ class Entry:
 
 
 def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
-    """One module with the entry functions (a program's own and those of its branches).
+    """One module with the entry functions (a program's own and those of its branches and loops).
 
     With `marks`, the last entry calls `tw_mark(k)` before its k-th action and once at the end: how
-    a profile is taken. Entries before it are branches, which belong to an action of the last.
+    a profile is taken. Entries before it are inside of it: they belong to an action of the last.
     """
     own = {e.symbol for e in entries}
     needed = {c.symbol for e in entries for a in e.actions for c in calls_of(a)} - own
+    loops = [a for e in entries for a in e.actions if isinstance(a, Loop)]
+    needed |= {c.copy for a in loops for c in a.carried if c.copy}
     lines = [f"declare void @{s}(ptr, ptr)" for s in sorted(needed)]
     lines.append(DECLARED)
     if marks:
@@ -124,7 +171,7 @@ def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
 
 
 def calls_of(a: Action) -> tuple[Call, ...]:
-    """The kernels of an action; those of a branch are actions of other entries."""
+    """The kernels of an action; those of branches and loops are actions of other entries."""
     if isinstance(a, Together):
         return a.calls
     return (a,) if isinstance(a, Call) else ()
@@ -152,8 +199,10 @@ class _Writer(Sizes):
                 self.call(a)
             elif isinstance(a, Together):
                 self.together(a)
-            else:
+            elif isinstance(a, Branch):
                 self.branch(a)
+            else:
+                self.loop(a)
         if self.marks:
             self.line(f"call void @tw_mark(i64 {len(e.actions)})")
         return [*head, *self.out, "  ret void", "}"]
@@ -200,9 +249,88 @@ class _Writer(Sizes):
         self.line(f"br i1 {yes}, label %{n}.then, label %{n}.else")
         for label, target, dims in (("then", b.then, b.dims[0]), ("else", b.other, b.dims[1])):
             self.label(f"{n}.{label}")
-            sizes = self.put(f"alloca [{max(1, len(dims))} x i64], align 8")
-            self.fill(sizes, "i64", [self.values[d] for d in dims])
+            sizes = self.sizes(dims)
             self.line(f"call void @{target}(ptr {ins}, ptr {outs}, ptr {sizes}, ptr {arena})")
             self.line(f"br label %{n}.end")
         self.label(f"{n}.end")
         self.memo = {}
+
+    def loop(self, a: Loop) -> None:
+        """Everything that is the same in all rounds goes before the first."""
+        self.count += 1
+        n = f"l{self.count}"
+        carried, width = len(a.carried), len(a.carried) + len(a.slices)
+        ins = self.put(f"alloca [{max(1, width + len(a.inputs))} x ptr]")
+        outs = self.put(f"alloca [{max(1, carried + len(a.stacked))} x ptr]")
+        sizes, flag = self.sizes(a.dims), self.slot(a.flag)
+        arena = self.put(f"getelementptr i8, ptr %arena, i64 {self.dim(a.arena)}")
+        self.fill(ins, "ptr", [self.slot(s) for s in a.inputs], width)
+        count, last = self.dim(a.count), self.dim(a.count - 1)
+        starts = [(self.slot(s.slot), self.dim(s.step), s.back) for s in (*a.slices, *a.stacked)]
+        places = [(self.slot(c.first), self.slot(c.result), self.slot(c.spare)) for c in a.carried]
+        copies = [self.sizes(c.dims) for c in a.carried]
+        told = asked = ""
+        if a.condition:
+            asked, told = self.sizes(a.condition_dims), self.put("alloca [1 x ptr]")
+            self.fill(told, "ptr", [flag])
+        # The last of a known number of rounds writes the result.
+        odd = self.put(f"trunc i64 {count} to i1") if not a.condition else "true"
+        begins = [self.put(f"select i1 {odd}, ptr {r}, ptr {s}") for _, r, s in places]
+        self.line(f"br label %{n}.start")
+        self.label(f"{n}.start")
+        self.line(f"br label %{n}.head")
+        self.label(f"{n}.head")
+        self.line(f"%{n}.k = phi i64 [ 0, %{n}.start ], [ %{n}.next, %{n}.body ]")
+        for j, (first, _, _) in enumerate(places):
+            now, new = f"%{n}.now{j}", f"%{n}.new{j}"
+            made = new if a.carried[j].stacked is None else f"%{n}.made{j}"
+            self.line(f"{now} = phi ptr [ {first}, %{n}.start ], [ {made}, %{n}.body ]")
+            self.line(f"{new} = phi ptr [ {begins[j]}, %{n}.start ], [ %{n}.turn{j}, %{n}.body ]")
+        self.fill(ins, "ptr", [f"%{n}.now{j}" for j in range(carried)])
+        if a.condition:
+            self.line(f"call void @{a.condition}(ptr {ins}, ptr {told}, ptr {asked}, ptr {arena})")
+            byte = self.put(f"load i8, ptr {flag}, align 1")
+            more = self.put(f"icmp ne i8 {byte}, 0")
+        else:
+            more = self.put(f"icmp slt i64 %{n}.k, {count}")
+        self.line(f"br i1 {more}, label %{n}.body, label %{n}.end")
+        self.label(f"{n}.body")
+        self.line(f"%{n}.next = add i64 %{n}.k, 1")
+        back = self.put(f"sub i64 {last}, %{n}.k")
+        parts = [self.part(p, step, back if b else f"%{n}.k") for p, step, b in starts]
+        self.fill(ins, "ptr", parts[: len(a.slices)], carried)
+        stacked = parts[len(a.slices) :]
+        written = [f"%{n}.new{j}" for j, c in enumerate(a.carried) if c.stacked is None]
+        self.fill(outs, "ptr", [*written, *stacked])
+        self.line(f"call void @{a.body}(ptr {ins}, ptr {outs}, ptr {sizes}, ptr {arena})")
+        for j, c in enumerate(a.carried):
+            _, result, spare = places[j]
+            new, turn = f"%{n}.new{j}", f"%{n}.turn{j}"
+            if c.stacked is not None:
+                self.line(f"%{n}.made{j} = getelementptr i8, ptr {stacked[c.stacked]}, i64 0")
+            is_spare = self.put(f"icmp eq ptr {new}, {spare}")
+            self.line(f"{turn} = select i1 {is_spare}, ptr {result}, ptr {spare}")
+        self.line(f"br label %{n}.head")
+        self.label(f"{n}.end")
+        for j, c in enumerate(a.carried):
+            if not c.copy:
+                continue
+            differ = self.put(f"icmp ne ptr %{n}.now{j}, {places[j][1]}")
+            self.line(f"br i1 {differ}, label %{n}.copy{j}, label %{n}.copied{j}")
+            self.label(f"{n}.copy{j}")
+            args = self.put("alloca [2 x ptr]")
+            self.fill(args, "ptr", [f"%{n}.now{j}", places[j][1]])
+            self.line(f"call void @{c.copy}(ptr {args}, ptr {copies[j]})")
+            self.line(f"br label %{n}.copied{j}")
+            self.label(f"{n}.copied{j}")
+        self.memo = {}
+
+    def part(self, start: str, step: str, k: str) -> str:
+        offset = self.put(f"mul i64 {k}, {step}")
+        return self.put(f"getelementptr i8, ptr {start}, i64 {offset}")
+
+    def sizes(self, dims: Sequence[str]) -> str:
+        """An array of the sizes that a program or kernel takes."""
+        array = self.put(f"alloca [{max(1, len(dims))} x i64], align 8")
+        self.fill(array, "i64", [self.values[d] for d in dims])
+        return array

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Quo, Sym
@@ -32,9 +34,9 @@ class Sizes(Text):
             found = self.memo[x] = self._polynomial(x)
         return found
 
-    def fill(self, array: str, t: str, values: list[str]) -> None:
-        """Stores values one after the other."""
-        for k, v in enumerate(values):
+    def fill(self, array: str, t: str, values: Sequence[str], first: int = 0) -> None:
+        """Stores values one after the other, the first of them at a place of the array."""
+        for k, v in enumerate(values, first):
             p = self.put(f"getelementptr {t}, ptr {array}, i64 {k}")
             self.line(f"store {t} {v}, ptr {p}")
 

@@ -119,6 +119,28 @@ def test_values_that_decide_a_shape_are_refused_by_name() -> None:
         session(m)(np.array([0, 3, 0, 4]))
 
 
+def test_sizes_inside_of_loops_and_branches() -> None:
+    body = """
+    y = Loop(n, cond, x) <body = b (int64 i, bool c, float[3] a) => (bool d, float[3] e) {
+        d = Identity(c)
+        w = NonZero(a)
+        f = Cast<to=1>(w)
+        t = ReduceSum<keepdims=0>(f)
+        e = Sub(a, t)
+    }>
+    """
+    m = model("(float[3] x, int64 n) => (float[3] y) <bool cond = {1}>", body)
+    same(session(m), m, x=np.array([3, 0, 1], np.float32), n=np.array(2))  # rounds written out
+    body = """
+    t = ReduceSum<keepdims=0>(x)
+    c = Cast<to=9>(t)
+    y = If(c) <then_branch = a () => (int64[1, K] p) { p = NonZero(x) },
+               else_branch = b () => (int64[1, K] q) { q = NonZero(t) }>
+    """
+    with pytest.raises(Unsupported, match="If: a result inside of it has a size that only data"):
+        session(model("(float[3] x) => (int64[1, K] y)", body))
+
+
 def test_a_condition_that_is_too_long() -> None:
     m = model("(float[N] x, bool[M] c) => (float[K] y)", "y = Compress<axis=0>(x, c)")
     s, x = session(m), np.arange(3, dtype=np.float32)

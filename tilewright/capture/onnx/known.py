@@ -52,6 +52,7 @@ class Known:
         self._values: dict[Node, Any] = {}
         self._weights, self._given, self._names = weights, given, names
         self.used: set[Node] = set()
+        self.inner = 0  # how many inputs of bodies there are
 
     def reads(self, n: Node) -> set[Node]:
         """The inputs, weights apart, that a value depends on."""
@@ -65,7 +66,8 @@ class Known:
     def decided(self, n: Node) -> bool:
         """Is it constant, or decided by inputs that look like settings: few integers, or a flag?"""
         return all(
-            x in self.used or (not x.dtype.is_float and x.ttype.is_static and _few(x))
+            x in self.used
+            or (x in self._names and not x.dtype.is_float and x.ttype.is_static and _few(x))
             for x in self.reads(n)
         )
 
@@ -91,7 +93,8 @@ class Known:
                 return self._given[n]
             if n not in self._names:
                 raise Unsupported(
-                    "a shape or a setting depends on values whose number only data decides"
+                    "a shape or a setting changes from round to round of a loop, or depends on "
+                    "values whose number only data decides"
                 )
             raise NeedsValue(self._names[n])
         args = [self._values[x] for x in n.inputs]

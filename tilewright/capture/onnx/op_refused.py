@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from tilewright.capture.onnx.context import refuse_operators
 
-refuse_operators("control flow is not translated yet", "Loop", "Scan", "SequenceMap")
-refuse_operators("a condition that depends on data is not translated yet", "If")
-refuse_operators("recurrent networks are not translated yet", "RNN", "LSTM", "GRU")
 refuse_operators(
     "strings have no native form",
     "StringConcat",

@@ -33,6 +33,7 @@ from tilewright.capture.onnx.elements import (
     element_of_array,
     values_of,
 )
+from tilewright.capture.onnx.flow import NAMES, Scope, translated_flow
 from tilewright.capture.onnx.functions import body_of, defaults, schema_of, value_of
 from tilewright.capture.onnx.known import Known, NeedsSizes, NeedsValue
 from tilewright.capture.onnx.model import OWN_DOMAINS, Model, label, opsets
@@ -314,8 +315,9 @@ class _Walk:
         entry = None if function else entry_for(domain, n.op_type, opset)
         found: list[Value] | None = None
         reason: Unsupported | None = None
-        if domain == "" and n.op_type == "If":
-            found = self.branch(attributes, operands, env, outer, versions, depth)
+        if domain == "" and n.op_type in NAMES and function is None:
+            scope = Scope(env, outer, versions, depth)
+            found = translated_flow(n.op_type, opset, attributes, operands, self, scope)
         elif entry is not None:
             try:
                 found = self.by(entry, n, attributes, operands, opset)
@@ -329,26 +331,13 @@ class _Walk:
             if name:
                 env[name] = value
 
-    def branch(
-        self,
-        attributes: Mapping[str, Any],
-        operands: Sequence[Value],
-        env: Mapping[str, Value],
-        outer: Mapping[str, Any],
-        versions: Mapping[str, int],
-        depth: int,
-    ) -> list[Value] | None:
-        """The branch of an If whose condition is known, or is decided by small inputs that are
-        settings rather than data; None where it is not."""
-        (condition,) = operands
-        if not isinstance(condition, Node) or not self.facts.decided(condition):
-            return None
-        taken = bool(self.facts.numbers(condition).reshape(-1)[0])
-        body: onnx.GraphProto = attributes["then_branch" if taken else "else_branch"]
-        inner = dict(env)
-        for t in body.initializer:
-            inner[t.name] = self.tensor(t)
-        self.nodes(body.node, inner, outer, versions, depth + 1)
+    def body(self, body: onnx.GraphProto, given: Mapping[str, Value], scope: Scope) -> list[Value]:
+        """The results of a graph inside the model, which sees the values around it."""
+        inner = {**scope.env, **{t.name: self.tensor(t) for t in body.initializer}, **given}
+        self.nodes(body.node, inner, scope.outer, scope.versions, scope.depth + 1)
+        for o in body.output:
+            if o.name not in inner:
+                raise Invalid(f"a body gives {o.name!r}, which nothing makes")
         return [inner[o.name] for o in body.output]
 
     def by(

@@ -481,20 +481,27 @@ class Translation:
         }
 
     def _subgraph(
-        self, gm: torch.fx.GraphModule, operands: Sequence[Node], name: str
+        self, gm: torch.fx.GraphModule, operands: Sequence[Any], name: str
     ) -> tuple[Graph, dict[Node, Check]]:
-        """A branch as a graph over inputs x0, x1, … and what it has to check; Untranslated where it
-        needs a host call."""
+        """A branch or a body as a graph over inputs x0, x1, … for the tensors and types among its
+        operands (numbers are known), and what it has to check; Untranslated where it needs a host
+        call."""
         inner = Translation(
             gm, (), self.context.random, name, self.context.checks.wanted, self.device
         )
         inner.shapes = inner.context.shapes = self.shapes
         return inner.branch(operands), inner.context.checks.found
 
-    def branch(self, operands: Sequence[Node]) -> Graph:
+    def branch(self, operands: Sequence[Any]) -> Graph:
         output: Any = None
-        ins = [input(f"x{k}", x.ttype) for k, x in enumerate(operands)]
-        given = iter(ins)
+        seen = [
+            input(f"x{k}", x if isinstance(x, TensorType) else x.ttype)
+            if isinstance(x, (Node, TensorType))
+            else x
+            for k, x in enumerate(operands)
+        ]
+        ins = [x for x in seen if isinstance(x, Node)]
+        given = iter(seen)
         for n in self.gm.graph.nodes:
             if n.op == "placeholder":
                 self.env[n] = next(given)

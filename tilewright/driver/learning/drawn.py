@@ -13,9 +13,9 @@ from tilewright.driver.program.schedules import Numbers, by_first_use, group_of
 from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import plan
 from tilewright.ir.node import Graph
+from tilewright.ir.rewrite import subgraphs
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
-from tilewright.ops.control import Cond
 from tilewright.tune.candidates import points
 from tilewright.tune.models.analytic import Analytic
 from tilewright.tune.search.state import State
@@ -56,7 +56,7 @@ def groups_of(graph: Graph, target: Target) -> list[Group]:
     return [
         group_of(by_first_use(c), placed, Numbers())
         for c in fused.clusters
-        if not any(isinstance(n.op, Cond) for n in c.nodes)
+        if not any(subgraphs(n.op) for n in c.nodes)
     ]
 
 

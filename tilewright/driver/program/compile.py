@@ -24,6 +24,7 @@ from tilewright.base.events import Log
 from tilewright.driver.program.any_size import AnySize, for_any_size
 from tilewright.driver.program.code import Code, code_for, code_kinds
 from tilewright.driver.program.compilers import Compilers, Kernel
+from tilewright.driver.program.control import action_of, control_of, literals_in
 from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.distinct import Distinct
 from tilewright.driver.program.kernel_process import Answer, KernelProcess, Request, Scheduled
@@ -52,6 +53,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.node import Constant, Graph, Input, Item, Literal, Node
 from tilewright.ir.passes import PassRun
 from tilewright.ir.target import Target
+from tilewright.ir.types import TensorType
 from tilewright.kernel.group import Group, copy_group
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import RULES
@@ -59,14 +61,12 @@ from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.llvm.entry import (
     Action,
-    Branch,
     Call,
     Entry,
     Slot,
     Together,
     calls_of,
 )
-from tilewright.ops.control import Cond
 from tilewright.runtime import pool
 from tilewright.runtime.profile import Marks
 from tilewright.runtime.program import Cut, Details, Program
@@ -258,7 +258,7 @@ class Builder:
         own = own[:given]
         folded = [n for n in graph.inputs if n not in own]
         self.first_constant = given
-        literals = self._literals(graph)
+        literals = list(literals_in(graph))
         self.constants = {x: given + k for k, x in enumerate(literals)}
         inputs = {n: k for k, n in enumerate(own)}
         inputs |= {n: given + len(literals) + k for k, n in enumerate(folded)}
@@ -296,16 +296,6 @@ class Builder:
         details = Details(marks=self.marks, find_cut=lambda: cut)
         return self.code.load(data, details, prologue)
 
-    def _literals(self, graph: Graph) -> list[Literal]:
-        found: dict[Literal, None] = {}
-        for n in graph.nodes():
-            if isinstance(n.op, Constant):
-                found[n.op.literal] = None
-            if isinstance(n.op, Cond):
-                for g in (n.op.then, n.op.other):
-                    found.update(dict.fromkeys(self._literals(g)))
-        return list(found)
-
     def entry(self, graph: Graph, symbol: str, inputs: dict[Node, int]) -> tuple[Entry, Dim]:
         fused = fuse(graph, self.target, self.log)
         p = plan(fused)
@@ -319,9 +309,11 @@ class Builder:
         clusters = [by_first_use(c) for c in fused.clusters]
         sized = for_any_size([c for c in clusters if _apart(c, p)]) if self.any_size else {}
         for c in clusters:
-            if any(isinstance(n.op, Cond) for n in c.nodes):
-                branch, size = self._branch(c, where, symbol, len(actions), p.size)
-                actions.append(branch)
+            flow = control_of(c)
+            if flow is not None:
+                inner = f"{symbol}_{len(actions)}"
+                action, size = action_of(flow, c, self, where, inner, p.size)
+                actions.append(action)
                 extra = D.maximum(extra, size)
                 continue
             if all(o.ttype.size == 0 for o in c.outputs):
@@ -337,11 +329,10 @@ class Builder:
                 k.work = max(k.work, one_thread.seconds(c))
         for out, source in p.copies:
             if source.ttype.size != 0:
-                k = self._distinct(copy_group("kernel", source.ttype))
-                k.names.append("copy")
+                copy, dims_given = self.copy(source.ttype)
                 size = nbytes(source.ttype)
                 args = (where(source), Slot("out", out))
-                actions.append(Call(k.symbol, args, k.dims, (size, size), 1))
+                actions.append(Call(copy, args, dims_given, (size, size), 1))
         self.stages.clusters(fused, p, symbols.get)
         e = Entry(symbol, tuple(actions), dims)
         self.entries.append(e)
@@ -368,38 +359,19 @@ class Builder:
         """Does it leave all threads but one idle for long?"""
         return k.work > TOGETHER_SECONDS and not k.schedule.parallel and self.target.grid is None
 
-    def _branch(
-        self, c: Cluster, where: Where, symbol: str, k: int, base: Dim
-    ) -> tuple[Branch, Dim]:
-        (n,) = (x for x in c.nodes if isinstance(x.op, Cond))
-        assert isinstance(n.op, Cond)
-        # Constants are passed as inputs after the branch's own.
-        passed = tuple(where(x) for x in n.inputs[1:])
-        shared = sorted(self.constants.items(), key=lambda kv: kv[1])
-        saved = self.constants
-        sizes: list[Dim] = []
-        names, sub_dims = [], []
-        outer = (self.fused, self.plan)
-        for label, g in (("then", n.op.then), ("else", n.op.other)):
-            self.constants = {x: len(passed) + j for j, (x, _) in enumerate(shared)}
-            ins = {x: j for j, x in enumerate(g.inputs)}
-            e, size = self.entry(g, f"{symbol}_{label}{k}", ins)
-            names.append(e.symbol)
-            sub_dims.append(e.dims)
-            sizes.append(size)
-        self.fused, self.plan = outer
-        self.constants = saved
-        ins = (*passed, *(Slot("in", j) for _, j in shared))
-        items = {x.op.k: x for x in c.outputs if isinstance(x.op, Item)}
-        count = len(n.op.then.outputs)
-        missing = [j for j in range(count) if j not in items]
-        if missing:
-            raise Invalid(f"output {missing[0]} of cond is not stored anywhere")
-        outs = tuple(where(items[j]) for j in range(count))
-        b = Branch(
-            where(n.inputs[0]), names[0], names[1], ins, outs, (sub_dims[0], sub_dims[1]), base
-        )
-        return b, D.maximum(sizes[0], sizes[1])
+    def inside(self, graph: Graph, symbol: str, given: int) -> tuple[Entry, Dim]:
+        """The entry of a graph inside the one at hand; its constants are passed after its inputs."""
+        outer = self.fused, self.plan, self.constants
+        self.constants = {x: given + k for k, x in enumerate(self.constants)}
+        found = self.entry(graph, symbol, {x: k for k, x in enumerate(graph.inputs)})
+        self.fused, self.plan, self.constants = outer
+        return found
+
+    def copy(self, t: TensorType) -> tuple[str, tuple[str, ...]]:
+        """The kernel that copies such a tensor, and the sizes that it takes."""
+        k = self._distinct(copy_group("kernel", t))
+        k.names.append("copy")
+        return k.symbol, k.dims
 
     def _kernel(
         self, c: Cluster, fused: Fused, p: Plan, sized: AnySize | None
@@ -550,8 +522,7 @@ class Builder:
 
 def _apart(c: Cluster, p: Plan) -> bool:
     """Does it write into no memory that it reads, and is it a kernel?"""
-    branches = any(isinstance(n.op, Cond) for n in c.nodes)
-    return not branches and not any(o in p.in_place for o in c.outputs)
+    return control_of(c) is None and not any(o in p.in_place for o in c.outputs)
 
 
 def is_weight(n: Node) -> bool:

@@ -24,6 +24,7 @@ from tilewright.graph.fold import FoldConstants
 from tilewright.graph.grid_key_blocks import GridKeyBlocks
 from tilewright.graph.key_blocks import KeyBlocks
 from tilewright.graph.long_concats import LongConcats
+from tilewright.graph.loops import HoistFromLoops
 from tilewright.graph.merged_products import MergeProducts
 from tilewright.graph.narrow_products import NarrowProducts
 from tilewright.graph.one_pass_norms import OnePassNorms
@@ -50,12 +51,14 @@ CPU = Pipeline(
         EmptyValues(),
         Simplify(),  # again: definitions leave much behind when they are put together
         FoldConstants(),
+        HoistFromLoops(),
         LongConcats(),
         ChannelsLast(),
         Reciprocals(),
         Winograd(),
         DotProducts(),
         PackOperands(),
+        HoistFromLoops(),  # again: what bodies pack of weights
     )
 )
 # What does not depend on a processor's vectors.
@@ -70,6 +73,7 @@ GPU = Pipeline(
         EmptyValues(),
         Simplify(),
         FoldConstants(),
+        HoistFromLoops(),
         LongConcats(),
         ChannelsLast(),
         ConvProducts(),

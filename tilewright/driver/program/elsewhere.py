@@ -15,6 +15,7 @@ from tilewright.base.events import Log
 from tilewright.driver.program.code import code_for
 from tilewright.driver.program.compile import Builder, is_weight, label, split
 from tilewright.driver.program.compilers import Compilers
+from tilewright.driver.program.control import inner_graphs
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.phases import Phases
 from tilewright.driver.program.saved import stored, with_derived
@@ -25,7 +26,6 @@ from tilewright.ir.node import Graph, Input, Node
 from tilewright.ir.target import Target
 from tilewright.kernel.text import group_text
 from tilewright.llvm.objects import cached_object
-from tilewright.ops.control import Cond
 from tilewright.runtime.objects import read_symbols
 from tilewright.runtime.program import Program
 from tilewright.runtime.program_data import KernelInfo, ProgramData, Stored
@@ -49,12 +49,10 @@ def kernels_for(graph: Graph, options: Options, target: Target) -> list[KernelIn
 
 
 def _parts(graph: Graph) -> Iterator[Graph]:
-    """A graph, and the branches inside."""
+    """A graph, and those inside."""
     yield graph
-    for n in graph.nodes():
-        if isinstance(n.op, Cond):
-            for branch in (n.op.then, n.op.other):
-                yield from _parts(branch)
+    for g in inner_graphs(graph):
+        yield from _parts(g)
 
 
 def built_elsewhere(

@@ -15,7 +15,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.library import library_calls, without_library
 from tilewright.kernel.nest import Nest
-from tilewright.llvm.entry import Action, Branch, Entry, calls_of
+from tilewright.llvm.entry import Action, Branch, Entry, Loop, calls_of
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.launch import Launch
 from tilewright.llvm.tasks import TaskCode, emit_tasks
@@ -117,8 +117,8 @@ class Grids:
     def _one_kernel(self, entries: Sequence[Steps]) -> TaskCode:
         """The code of all kernels of a program as tasks of one."""
         assert self.target.grid is not None
-        if len(entries) > 1 or any(isinstance(a, Branch) for a in entries[-1].actions):
-            raise Unsupported("it branches on data")
+        if len(entries) > 1:
+            raise Unsupported("it branches on data or has loops")
         used = dict.fromkeys(a.symbol for a in entries[-1].actions if isinstance(a, Work))
         modules: list[tuple[str, Sequence[Launch], int]] = []
         for symbol in used:
@@ -161,8 +161,8 @@ def _steps(e: Entry) -> Steps:
     return Steps(e.symbol, tuple(s for a in e.actions for s in _works(a)), e.dims)
 
 
-def _works(a: Action) -> tuple[Work | Branch, ...]:
-    if isinstance(a, Branch):
+def _works(a: Action) -> tuple[Work | Branch | Loop, ...]:
+    if isinstance(a, (Branch, Loop)):
         return (a,)
     return tuple(
         Work(

@@ -23,6 +23,7 @@ from tilewright.graph.memory import Plan, plan
 from tilewright.graph.packed_inputs import laid_out, unfolded
 from tilewright.ir.maps import Map
 from tilewright.ir.node import Graph, Node, input, node
+from tilewright.ir.rewrite import subgraphs
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.nest import Nest, start
@@ -30,7 +31,6 @@ from tilewright.kernel.step import Trace, apply, parse_trace
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.text import group_text
 from tilewright.kernel.widen import widened
-from tilewright.ops.control import Cond
 from tilewright.ops.layout import Unrelayout
 
 
@@ -183,7 +183,7 @@ def kernels_of(
     p = plan(fused)
     for c in fused.clusters:
         empty = any(o.ttype.size == 0 for o in c.outputs)
-        if empty or any(isinstance(n.op, Cond) for n in c.nodes):
+        if empty or any(subgraphs(n.op) for n in c.nodes):
             continue
         c = by_first_use(c)
         yield c, group_of(c, p, numbers), back

@@ -42,7 +42,7 @@ from tilewright.graph.packed_inputs import unfolded
 from tilewright.graph.values import MOST_WORK, Point, Values, random_point, work
 from tilewright.ir.agreement import disagreement
 from tilewright.ir.node import Graph
-from tilewright.ir.rewrite import RewriteLog
+from tilewright.ir.rewrite import RewriteLog, subgraphs
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_graph
 from tilewright.kernel.group import Group
@@ -50,7 +50,6 @@ from tilewright.kernel.interpret import run_group
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace, parse_trace
 from tilewright.kernel.text import parse_group
-from tilewright.ops.control import Cond
 from tilewright.runtime.program import Program
 from tilewright.runtime.program_data import KernelInfo, ProgramData
 
@@ -317,7 +316,7 @@ class _Validation:
     def _wrong_groups(self, fused: Fused, values: Values, schedules: Schedules) -> Iterator[Fault]:
         p = plan(fused)
         for c in map(by_first_use, fused.clusters):
-            if any(isinstance(n.op, Cond) for n in c.nodes) or any(
+            if any(subgraphs(n.op) for n in c.nodes) or any(
                 o.ttype.size == 0 for o in c.outputs
             ):
                 continue

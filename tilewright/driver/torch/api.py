@@ -25,6 +25,7 @@ from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.places import place_in_frames
+from tilewright.capture.torch.recurrent import recurrent_layers
 from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
@@ -251,7 +252,7 @@ class Compiled:
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._owner is not None:
             self._owner.watch()
-        with traceable(), garbage_waits():
+        with traceable(), recurrent_layers(), garbage_waits():
             out = self._slow(self.original, args, kwargs)
         if self._owner is not None:
             readers = [r for u in self.units for r in u.readers()]

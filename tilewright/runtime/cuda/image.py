@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tilewright.ir.dim import Dim
 from tilewright.kernel.library import LibraryCall
-from tilewright.llvm.entry import Branch, Slot
+from tilewright.llvm.entry import Branch, Loop, Slot
 from tilewright.llvm.launch import Launch
 from tilewright.llvm.tasks import Kind
 from tilewright.runtime.container import packed, unpacked
@@ -76,10 +76,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Steps:
-    """A program, or a branch of one: what it does in order."""
+    """A program, or a branch or a body of one: what it does in order."""
 
     symbol: str
-    actions: tuple[Work | Branch, ...]
+    actions: tuple[Work | Branch | Loop, ...]
     dims: tuple[str, ...]
 
 

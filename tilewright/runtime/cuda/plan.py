@@ -17,10 +17,10 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.kernel.library import LibraryCall
 from tilewright.kernel.tasks import ARENA, Use
-from tilewright.llvm.entry import Branch, Slot
+from tilewright.llvm.entry import Branch, Carried, Loop, Slices, Slot
 from tilewright.llvm.launch import blocks_of
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.image import KernelImage, Steps, Work
+from tilewright.runtime.cuda.image import KernelImage, Size, Steps, Work
 from tilewright.runtime.cuda.kernels import launcher_of
 from tilewright.runtime.cuda.machine import GivenCall, Matrix
 from tilewright.runtime.cuda.module import Facts, Launcher, Module
@@ -29,6 +29,8 @@ ALIGN = 256  # of a kernel's scratch memory
 FIXED = -1  # a value that depends on no address
 COUNTERS = -2  # one that depends on where counters are (`Plan.counting`)
 LOADERS = 8  # threads in which the driver compiles PTX
+
+Place = tuple[int, int]  # an offset, and the number of the address that it is added to
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,30 @@ class PlannedBranch:
 
 
 @dataclass(frozen=True)
+class PlannedLoop:
+    """A plan over and over, as long as that of the condition writes a byte other than 0 at `flag`.
+    Places are described as those of a branch. Carried values are at `first` before the first round;
+    rounds write them at `results` and `spares` in turn; `copies` take them to `results` from where
+    they are in the end."""
+
+    condition: Plan
+    body: Plan
+    flag: Place
+    first: tuple[Place, ...]
+    results: tuple[Place, ...]
+    spares: tuple[Place, ...]
+    inputs: tuple[Place, ...]
+    arena: Place
+    copies: tuple[Plan | None, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a program does, the bytes that launches of its kernels pass on to each other, and those
     of counters, which are zero before and after every launch. No two launches of a plan have the
     same counters, so that they may run at the same time; two runs of a plan must not."""
 
-    actions: tuple[Planned | PlannedCall | PlannedBranch, ...]
+    actions: tuple[PlannedAction, ...]
     scratch: int
     counters: int = 0
 
@@ -92,13 +112,16 @@ class Plan:
     @cached_property
     def straight(self) -> tuple[Planned | PlannedCall, ...] | None:
         """The launches, where they depend on no data."""
-        found = tuple(a for a in self.actions if not isinstance(a, PlannedBranch))
+        found = tuple(a for a in self.actions if isinstance(a, (Planned, PlannedCall)))
         return found if len(found) == len(self.actions) else None
 
     @cached_property
     def overlaps(self) -> bool:
         """May a kernel begin before the one before it ends?"""
         return any(isinstance(a, Planned) and a.early for a in self.straight or ())
+
+
+PlannedAction = Planned | PlannedCall | PlannedBranch | PlannedLoop
 
 
 class Kernels:
@@ -165,7 +188,7 @@ class Planner:
                 return at, last
             return 0, at if slot.kind == "in" else inputs + at
 
-        actions: list[Planned | PlannedCall | PlannedBranch] = []
+        actions: list[PlannedAction] = []
         scratch = counters = 0
         for a in entry.actions:
             if isinstance(a, Work):
@@ -173,11 +196,17 @@ class Planner:
                 actions += made
                 scratch = max(scratch, size)
                 continue
-            branch = self._branch(a, where, last)
-            actions.append(branch)
-            scratch = max(scratch, branch.then.scratch, branch.other.scratch)
-            # What follows begins when a branch has ended, so that it may count in the same place.
-            counters = max(counters, branch.then.counters, branch.other.counters)
+            inside, plans = (
+                self._branch(a, where, last)
+                if isinstance(a, Branch)
+                else self._loop(a, where, last)
+            )
+            actions += inside
+            for p in plans:
+                scratch = max(scratch, p.scratch)
+                # What follows begins when a branch or a round has ended, so that it may count in
+                # the same place.
+                counters = max(counters, p.counters)
         return Plan(tuple(actions), scratch, counters)
 
     def _work(
@@ -231,15 +260,99 @@ class Planner:
 
     def _branch(
         self, b: Branch, where: Callable[[Slot], tuple[int, int]], last: int
-    ) -> PlannedBranch:
+    ) -> tuple[list[PlannedAction], list[Plan]]:
         places = (*map(where, b.inputs), *map(where, b.outputs))
-        start = int(D.evaluate(b.arena, self.sizes))
-        below = Planner(self.kernels, self.entries, self.sizes, self.arena - start)
+        below, arena = self._below(b.arena, last)
         then, other = (
             below.plan(self.entries[name], len(b.inputs), len(b.outputs))
             for name in (b.then, b.other)
         )
-        return PlannedBranch(where(b.predicate), (*places, (start, last)), then, other)
+        made = PlannedBranch(where(b.predicate), (*places, arena), then, other)
+        return [made], [then, other]
+
+    def _below(self, arena: Dim, last: int) -> tuple[Planner, Place]:
+        """Who plans what is inside, and where its arena begins."""
+        start = int(D.evaluate(arena, self.sizes))
+        below = Planner(self.kernels, self.entries, self.sizes, self.arena - start)
+        return below, (start, last)
+
+    def _loop(
+        self, a: Loop, where: Callable[[Slot], Place], last: int
+    ) -> tuple[list[PlannedAction], list[Plan]]:
+        """A loop of known length is written out: its launches are part of a graph like others."""
+        below, arena = self._below(a.arena, last)
+        inputs = len(a.carried) + len(a.slices) + len(a.inputs)
+        own = [k for k, c in enumerate(a.carried) if c.stacked is None]
+        body = below.plan(self.entries[a.body], inputs, len(own) + len(a.stacked))
+        copies = tuple(self._copy(c) for c in a.carried)
+        first, results, spares = (
+            tuple(where(s) for s in slots)
+            for slots in (
+                [c.first for c in a.carried],
+                [c.result for c in a.carried],
+                [c.spare for c in a.carried],
+            )
+        )
+        fixed = tuple(map(where, a.inputs))
+        plans = [body, *(p for p in copies if p is not None)]
+        if a.condition:
+            condition = below.plan(self.entries[a.condition], inputs, 1)
+            flow = condition, body, where(a.flag)
+            made = PlannedLoop(*flow, first, results, spares, fixed, arena, copies)
+            return [made], [condition, *plans]
+        count = int(D.evaluate(a.count, self.sizes))
+        actions: list[PlannedAction] = []
+        now = list(first)
+        new = list(results if count % 2 else spares)  # the last round writes the results
+        for k in range(count):
+            slices = [self._part(s, k, count, where) for s in a.slices]
+            stacked = [self._part(s, k, count, where) for s in a.stacked]
+            places = [*now, *slices, *fixed, *(new[j] for j in own), *stacked, arena]
+            actions += [_moved(x, places) for x in body.actions]
+            for j, c in enumerate(a.carried):
+                now[j] = new[j] if c.stacked is None else stacked[c.stacked]
+                new[j] = results[j] if new[j] == spares[j] else spares[j]
+        for j, copy in enumerate(copies):
+            if copy is not None and now[j] != results[j]:
+                actions += [_moved(x, [now[j], results[j], arena]) for x in copy.actions]
+        return actions, plans
+
+    def _part(
+        self, s: Slices, k: int, count: int, where: Callable[[Slot], Place]
+    ) -> Place:
+        offset, at = where(s.slot)
+        step = int(D.evaluate(s.step, self.sizes))
+        return offset + step * (count - 1 - k if s.back else k), at
+
+    def _copy(self, c: Carried) -> Plan | None:
+        """From one address to another."""
+        if not c.copy:
+            return None
+        work = Work(c.copy, (Slot("in", 0), Slot("out", 0)), tuple(map(Size, c.dims)))
+        return self.plan(Steps("copy", (work,), c.dims), 1, 1)
+
+
+def _moved(a: PlannedAction, places: Sequence[Place]) -> PlannedAction:
+    """An action inside, for addresses outside: each of its own is described by a place."""
+
+    def place(p: Place) -> Place:
+        base, source = p
+        return (base, source) if source < 0 else (base + places[source][0], places[source][1])
+
+    if isinstance(a, PlannedBranch):
+        moved = tuple(map(place, a.places))
+        return replace(a, predicate=place(a.predicate), places=moved)
+    if isinstance(a, PlannedLoop):
+        lists = (a.first, a.results, a.spares, a.inputs)
+        first, results, spares, inputs = (tuple(map(place, x)) for x in lists)
+        flow = place(a.flag), first, results, spares, inputs, place(a.arena)
+        return PlannedLoop(a.condition, a.body, *flow, a.copies)
+    found = [place(p) for p in zip(a.base, a.source, strict=True)]
+    base, source = tuple(b for b, _ in found), tuple(s for _, s in found)
+    if isinstance(a, PlannedCall):
+        return replace(a, base=base, source=source)
+    # Rounds follow each other: none begins before the one before it has ended.
+    return replace(a, base=base, source=source, uses=None, waits=False)
 
 
 def _call(
@@ -256,11 +369,13 @@ def _call(
     return PlannedCall(given, base, tuple(s for _, s in found))
 
 
-def _counting(
-    a: Planned | PlannedCall | PlannedBranch, address: int
-) -> Planned | PlannedCall | PlannedBranch:
+def _counting(a: PlannedAction, address: int) -> PlannedAction:
     if isinstance(a, PlannedBranch):
         return replace(a, then=a.then.counting(address), other=a.other.counting(address))
+    if isinstance(a, PlannedLoop):
+        inside = a.condition.counting(address), a.body.counting(address)
+        copies = tuple(None if p is None else p.counting(address) for p in a.copies)
+        return replace(a, condition=inside[0], body=inside[1], copies=copies)
     if COUNTERS not in a.source:
         return a
     base = tuple(b + address if s == COUNTERS else b for b, s in zip(a.base, a.source, strict=True))

@@ -36,8 +36,10 @@ from tilewright.runtime.cuda.plan import (
     Kernels,
     Plan,
     Planned,
-    PlannedBranch,
+    Place,
+    PlannedAction,
     PlannedCall,
+    PlannedLoop,
     Planner,
 )
 from tilewright.runtime.cuda.replay import Called, Launched, Replay, no_libraries
@@ -424,7 +426,7 @@ class CudaProgram(Program):
 
     def _launch(
         self,
-        actions: Sequence[Planned | PlannedCall | PlannedBranch],
+        actions: Sequence[PlannedAction],
         addresses: list[int],
         stream: int,
     ) -> None:
@@ -439,17 +441,40 @@ class CudaProgram(Program):
                 else:
                     self.machine.libraries.run(a.call, a.values(addresses))
                 continue
+            if isinstance(a, PlannedLoop):
+                self._loop(a, addresses, stream)
+                continue
             offset, at = a.predicate
             taken = a.then if self._byte(addresses[at] + offset, stream) else a.other
             self._launch(taken.actions, [b + addresses[s] for b, s in a.places], stream)
+
+    def _loop(self, a: PlannedLoop, addresses: list[int], stream: int) -> None:
+        """Rounds while the condition holds, which the host reads before each."""
+
+        def at(places: Sequence[Place]) -> list[int]:
+            return [b + addresses[s] for b, s in places]
+
+        now, results, spares = at(a.first), at(a.results), at(a.spares)
+        inputs, (arena, flag) = at(a.inputs), at((a.arena, a.flag))
+        new, other = results, spares
+        while True:
+            given = [*now, *inputs]
+            self._launch(a.condition.actions, [*given, flag, arena], stream)
+            if not self._byte(flag, stream):
+                break
+            self._launch(a.body.actions, [*given, *new, arena], stream)
+            now, new, other = new, other, new
+        for copy, here, there in zip(a.copies, now, results, strict=True):
+            if copy is not None and here != there:
+                self._launch(copy.actions, [here, there, arena], stream)
 
     def _byte(self, address: int, stream: int) -> int:
         """A byte of the GPU's memory, once the stream has come so far."""
         call = self.machine.device.driver.call
         if self.machine.capturing():
             raise Unsupported(
-                "a branch of the program depends on data, and cannot be part of a CUDA graph",
-                hint="leave torch.cond out of what is captured",
+                "a branch or a loop depends on data, and cannot be part of a CUDA graph",
+                hint="leave torch.cond and while_loop out of what is captured",
             )
         value = ctypes.c_ubyte()
         call("cuStreamSynchronize", stream)

@@ -1,0 +1,56 @@
+"""Loops take the way of a GPU on the stand-in of tests/gpu/fake.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+from tests.gpu.fake import FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
+from tilewright.runtime.cuda import program
+from tilewright.runtime.cuda.machine import Machine
+
+Gpu = tuple[FakeLibrary, Machine]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    torch.manual_seed(0)
+    monkeypatch.setattr(program, "FEWEST", 0)
+    with texts_are_known(monkeypatch):
+        yield fake_machine()
+
+
+def test_rounds_of_a_known_number_are_part_of_one_graph(gpu: Gpu) -> None:
+    """Slices of 12 bytes are padded: kernels expect aligned memory."""
+    library, machine = gpu
+    w = torch.randn(3, 3)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return scan(lambda c, s: (torch.tanh(c @ w + s), c * s), torch.ones(3), x, dim=0)
+
+    with torch.no_grad():
+        fast = on_fake_gpu(f, machine, strict=True)
+        for k in range(3):
+            x = torch.randn(5, 3)
+            torch.testing.assert_close(fast(x), f(x), rtol=1e-5, atol=1e-5)
+            assert library.replays == k
+
+
+def test_rounds_as_long_as_a_condition_holds(gpu: Gpu) -> None:
+    _, machine = gpu
+
+    def f(n: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def body(k: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return k + 1, torch.cos(y) * x
+
+        return while_loop(lambda k, y: k < n, body, (torch.tensor(0), x + 1))
+
+    with torch.no_grad():
+        fast = on_fake_gpu(f, machine, strict=True)
+        for count in (0, 1, 4):
+            given = torch.tensor(count), torch.randn(3)
+            torch.testing.assert_close(fast(*given), f(*given), rtol=1e-5, atol=1e-5)

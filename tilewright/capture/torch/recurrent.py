@@ -1,0 +1,161 @@
+"""Recurrent layers of torch, written as scans while a model is captured.
+
+Torch writes them out, a step after the other, which takes minutes for a long sequence. Here a layer
+is products of its whole input with its weights, and one scan over the sequence for what depends on
+the state (`torch.ops.higher_order.scan`), which has gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._dynamo import config as dynamo_config
+from torch._higher_order_ops.scan import scan_op
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.functional import linear
+
+Tensors = Sequence[torch.Tensor]
+# New states of: states, one slice of the products with the input, weights of the state.
+Cell = Callable[[Tensors, torch.Tensor, Tensors], list[torch.Tensor]]
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+
+
+def _simple(function: Callable[[torch.Tensor], torch.Tensor]) -> Cell:
+    def cell(states: Tensors, x: torch.Tensor, weights: Tensors) -> list[torch.Tensor]:
+        return [function(x + linear(states[0], *weights))]
+
+    return cell
+
+
+def _gru(states: Tensors, x: torch.Tensor, weights: Tensors) -> list[torch.Tensor]:
+    r, z, n = x.chunk(3, 1)
+    of_r, of_z, of_n = linear(states[0], *weights).chunk(3, 1)
+    reset, update = (r + of_r).sigmoid(), (z + of_z).sigmoid()
+    new = (n + of_n * reset).tanh()
+    return [(states[0] - new) * update + new]
+
+
+def _lstm(states: Tensors, x: torch.Tensor, weights: Tensors, projected: bool) -> list[torch.Tensor]:
+    h, cell = states
+    *own, last = weights if projected else (*weights, None)
+    i, f, g, o = (x + linear(h, *own)).chunk(4, 1)
+    cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * cell.tanh()
+    return [linear(h, last) if last is not None else h, cell]
+
+
+def _direction(
+    cell: Cell, x: torch.Tensor, states: Tensors, params: Tensors, biases: bool, back: bool
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """(results at all positions, last states) of one layer in one direction."""
+    w_input, w_state, *rest = params
+    bias, own = (rest[0], [w_state, *rest[1:]]) if biases else (None, [w_state, *rest])
+    products = linear(x.flip(0) if back else x, w_input, bias)
+    count = len(states)
+
+    def step(*args: torch.Tensor) -> list[torch.Tensor]:
+        new = cell(args[:count], args[count], args[count + 1 :])
+        # Results of a scan are tensors of their own, also beside what its gradient keeps.
+        return [*(s.clone() for s in new), new[0].clone()]
+
+    first = [s.clone(memory_format=torch.contiguous_format) for s in states]
+    *last, whole = scan_op(step, first, [products], tuple(own))
+    return (whole.flip(0) if back else whole), last
+
+
+def _layers(
+    cell: Cell,
+    x: torch.Tensor,
+    hx: Tensors,
+    params: Tensors,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    """All layers. `hx`: of each state, those of all layers and directions."""
+    directions = 2 if bidirectional else 1
+    each = len(params) // (num_layers * directions)
+    x = x.transpose(0, 1) if batch_first else x
+    lasts: list[list[torch.Tensor]] = []
+    for layer in range(num_layers):
+        made = []
+        for d in range(directions):
+            k = layer * directions + d
+            own, states = params[k * each : (k + 1) * each], [s[k] for s in hx]
+            whole, last = _direction(cell, x, states, own, has_biases, d == 1)
+            made.append(whole)
+            lasts.append(last)
+        x = torch.cat(made, 2) if bidirectional else made[0]
+        if dropout and train and layer < num_layers - 1:
+            x = torch.dropout(x, dropout, train=True)
+    x = x.transpose(0, 1) if batch_first else x
+    return (x, *(torch.stack(list(s), 0) for s in zip(*lasts, strict=True)))
+
+
+def _shapes(
+    x: torch.Tensor, hx: Tensors, params: Tensors, bidirectional: bool
+) -> tuple[torch.Tensor, ...]:
+    """Results of the right shapes that depend on all operands, where only shapes are asked for."""
+    used = sum(p.sum() for p in (x, *hx, *params)) * 0
+    width = hx[0].shape[2] * (2 if bidirectional else 1)
+    return (x.new_zeros(*x.shape[:2], width) + used, *(h.new_zeros(h.shape) + used for h in hx))
+
+
+def _written_as_scans(
+    one_state: Cell | None,
+    theirs: Callable[..., Any],
+    x: torch.Tensor,
+    hx: Any,
+    params: Tensors,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    rest = has_biases, num_layers, dropout, train, bidirectional, batch_first
+    states = list(hx) if one_state is None else [hx]
+    if x.shape[1 if batch_first else 0] == 0:
+        return theirs(x, hx, params, *rest)
+    if get_proxy_mode() is None:
+        return _shapes(x, states, params, bidirectional)
+    projected = one_state is None and states[0].shape[2] != states[1].shape[2]
+    cell = one_state or partial(_lstm, projected=projected)
+    return _layers(cell, x, states, params, *rest)
+
+
+_CELLS: dict[OpOverload, Cell | None] = {
+    torch.ops.aten.lstm.input: None,
+    torch.ops.aten.gru.input: _gru,
+    torch.ops.aten.rnn_tanh.input: _simple(torch.tanh),
+    torch.ops.aten.rnn_relu.input: _simple(torch.relu),
+}
+
+
+@contextmanager
+def recurrent_layers() -> Iterator[None]:
+    """Dynamo goes into recurrent layers, and what it captures has scans for them."""
+    before = {op: dict(op.py_kernels) for op in _CELLS}
+    for op, cell in _CELLS.items():
+        for key in _KEYS:
+            theirs = before[op][key]
+            op.py_kernels[key] = partial(_written_as_scans, cell, theirs)
+        op._dispatch_cache.clear()
+    try:
+        with dynamo_config.patch(allow_rnn=True):
+            yield
+    finally:
+        for op, kernels in before.items():
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
