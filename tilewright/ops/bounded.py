@@ -11,20 +11,19 @@ import numpy as np
 
 from tilewright.base.errors import require
 from tilewright.ir import dim as D
-from tilewright.ir import expr
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Tensor, Value, fn, select
-from tilewright.ir.node import Node, Op, item, node
+from tilewright.ir.node import Graph, Node, Op, input, item, node
 from tilewright.ir.operator import Sample, operator
 from tilewright.ir.types import TensorType, TupleType, b1, f32, f64, i32, i64
 from tilewright.ops import elementwise as ew
 from tilewright.ops import samples as S
+from tilewright.ops.control import while_loop
 from tilewright.ops.creation import full, iota, number
 from tilewright.ops.cumulative import cumsum
-from tilewright.ops.indexing import scatter, take
+from tilewright.ops.indexing import gather, scatter, take
 from tilewright.ops.reductions import all, amin, any, sum
 from tilewright.ops.sorting import sort
-from tilewright.ops.views import flip, reshape, roll, slice, stack
+from tilewright.ops.views import expand, flip, reshape, roll, slice, stack
 
 
 @operator
@@ -182,48 +181,58 @@ def unique(x: Node, ordered: bool = True) -> Node:
 @operator
 class Suppress(Op):
     """Which boxes are kept. They are sorted, best first, along the last axis, and given by their
-    edges; one is kept that is `valid` and overlaps none that was kept before it by more than
-    `limit` of their union."""
+    edges; one is kept that is `valid`, overlaps none that was kept before it by more than `limit`
+    of their union, and is among the first `most` of them."""
 
     def infer(self, *types: TensorType) -> TensorType:
-        y0, x0, y1, x1, valid, limit = types
+        y0, x0, y1, x1, valid, limit, most = types
         require(
             y0.rank > 0 and y0.dtype in (f32, f64) and x0 == y1 == x1 == y0,
             f"suppress: the edges {y0!r}, {x0!r}, {y1!r}, {x1!r} differ, or are not f32 or f64",
         )
         require(valid == TensorType(b1, y0.shape), f"suppress: valid is {valid!r}")
         require(limit == TensorType(y0.dtype, ()), f"suppress: limit is {limit!r}")
+        require(most == TensorType(i64, ()), f"suppress: most is {most!r}, not i64[]")
         return valid
 
-    def program(
-        self, y0: Tensor, x0: Tensor, y1: Tensor, x1: Tensor, valid: Tensor, limit: Tensor
-    ) -> Tensor:
-        n = y0.shape[-1]
-        zero = expr.const(0, y0.dtype)
-        area = expr.compute(y0.shape, lambda *i: (y1[i] - y0[i]) * (x1[i] - x0[i]), name="area")
-
-        def step(own: Tensor, *i: Dim) -> Value:
-            """Row k: what is left after the first k boxes were looked at."""
-            k, rows, j = i[0], i[1:-1], i[-1]
-            last = D.maximum(k - 1, 0)
-            mine, other = (*rows, j), (*rows, last)
-            high = fn("min", y1[mine], y1[other]) - fn("max", y0[mine], y0[other])
-            wide = fn("min", x1[mine], x1[other]) - fn("max", x0[mine], x0[other])
-            both = fn("max", high, zero) * fn("max", wide, zero)
-            union = area[mine] + area[other] - both
-            hit = (both > zero) & (both > limit[()] * union) & (expr.index(j) > expr.index(last))
-            left = own[(k - 1, *mine)] & ~(hit & own[(k - 1, *other)])
-            return select(expr.index(k) > 0, left, valid[mine])
-
-        left = expr.scan((n + 1, *y0.shape), 0, step, b1, "left")
-        return expr.compute(y0.shape, lambda *i: left[(n, *i)], name="kept")
+    def compose(self, *operands: Node) -> Node:
+        """In each round a box that is left removes those after it that it overlaps; the loop ends
+        where enough are kept everywhere."""
+        *_, valid, _, most = operands
+        lead, n, last = valid.shape[:-1], valid.shape[-1], valid.rank - 1
+        if D.known_eq(n, 0):
+            return valid
+        carried = [full((), 0, i64), full(lead, 0, i64), valid]
+        own = [input(f"b{k}", x.ttype) for k, x in enumerate((*carried, *operands))]
+        at, kept, left, *edges, _, rate, wanted = own
+        place = expand(reshape(at, (1,) * valid.rank), (*lead, 1))
+        mine = [gather(x, place, last, "within") for x in (*edges, left)]
+        overlap = _overlap(mine[:4], edges, rate)
+        after = ew.gt(iota(n), at)
+        gone = ew.logical_and(ew.logical_and(overlap, after), mine[4])
+        one = ew.cast(reshape(mine[4], lead), i64)
+        more = ew.logical_and(
+            ew.lt(at, number(n, i64)),
+            any(ew.lt(kept, wanted), tuple(range(last)), False),
+        )
+        step = (
+            ew.add(at, number(1, i64)),
+            ew.add(kept, one),
+            ew.logical_and(left, ew.logical_not(gone)),
+        )
+        done = while_loop(
+            Graph("more", tuple(own), (more,)), Graph("round", tuple(own), step), carried, operands
+        )
+        found = item(done, 2)
+        rank = cumsum(ew.cast(found, i64), last)
+        return ew.logical_and(found, ew.le(rank, most))
 
     def reference(self, *args: np.ndarray) -> np.ndarray:
-        y0, x0, y1, x1, valid, limit = args
+        y0, x0, y1, x1, valid, limit, most = args
         out = np.zeros(y0.shape, bool)
         for r in np.ndindex(y0.shape[:-1]):
             for k in range(y0.shape[-1]):
-                free = bool(valid[r][k])
+                free = bool(valid[r][k]) and out[r].sum() < most
                 for j in np.flatnonzero(out[r][:k]):
                     high = min(y1[r][k], y1[r][j]) - max(y0[r][k], y0[r][j])
                     wide = min(x1[r][k], x1[r][j]) - max(x0[r][k], x0[r][j])
@@ -235,12 +244,34 @@ class Suppress(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for shape, limit in (((2, 3, 20), 0.3), ((40,), 0.1), ((3, 1), 0.5), ((2, 0), 0.5)):
+        for shape, limit, most in (
+            ((2, 3, 20), 0.3, 3),
+            ((40,), 0.1, 100),
+            ((3, 1), 0.5, 0),
+            ((2, 0), 0.5, 1),
+        ):
             y0, x0 = S.uniform(*shape), S.uniform(*shape, seed=1)
             y1, x1 = y0 + S.uniform(*shape, seed=2), x0 + S.uniform(*shape, seed=3)
-            yield S.case(cls(), y0, x0, y1, x1, S.booleans(*shape), np.array(limit, np.float32))
+            rest = (np.array(limit, np.float32), np.array(most, np.int64))
+            yield S.case(cls(), y0, x0, y1, x1, S.booleans(*shape), *rest)
 
 
-def suppress(edges: Sequence[Node], valid: Node, limit: Node) -> Node:
+def _overlap(mine: Sequence[Node], others: Sequence[Node], limit: Node) -> Node:
+    """Is what two boxes share more than `limit` of their union?"""
+    none = number(0, limit.dtype)
+    high, wide = (
+        ew.sub(ew.minimum(mine[k + 2], others[k + 2]), ew.maximum(mine[k], others[k]))
+        for k in range(2)
+    )
+    both = ew.mul(ew.maximum(high, none), ew.maximum(wide, none))
+    union = ew.sub(ew.add(_area(*mine), _area(*others)), both)
+    return ew.logical_and(ew.gt(both, none), ew.gt(both, ew.mul(limit, union)))
+
+
+def _area(y0: Node, x0: Node, y1: Node, x1: Node) -> Node:
+    return ew.mul(ew.sub(y1, y0), ew.sub(x1, x0))
+
+
+def suppress(edges: Sequence[Node], valid: Node, limit: Node, most: Node) -> Node:
     """Which boxes are kept: the edges are (low y, low x, high y, high x), boxes best first."""
-    return node(Suppress(), *edges, valid, limit)
+    return node(Suppress(), *edges, valid, limit, most)

@@ -12,7 +12,7 @@ pytest.importorskip("onnx", reason="the extra onnx is not installed")
 from onnx import helper, parser
 
 import tilewright as tw
-from tilewright.base.errors import Invalid, MissingExtra, Unsupported
+from tilewright.base.errors import Invalid, MissingExtra
 from tilewright.driver.onnx.session import Session
 
 

@@ -93,9 +93,7 @@ def non_max_suppression(
         order, valid = c.bounded(longest, [order, valid], 2)
     edges = [ops.gather(_lines(e, classes), order, 2, "within") for e in _edges(c, boxes)]
     overlap = ops.number(0, f32) if limit is None else _one(limit, boxes)
-    kept = ops.suppress(edges, valid, overlap)
-    rank = ops.cumsum(ops.cast(kept, i64), 2)
-    kept = ops.logical_and(kept, ops.le(rank, ops.reshape(ops.cast(most, i64), ())))
+    kept = ops.suppress(edges, valid, overlap, ops.reshape(ops.cast(most, i64), ()))
     bound = kept.ttype.size
     if c.is_constant(most):
         bound = batches * classes * D.minimum(kept.shape[2], max(c.one(most), 0))

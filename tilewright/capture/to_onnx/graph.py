@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,12 +14,12 @@ from tilewright.base.errors import Invalid
 from tilewright.capture.onnx.elements import ELEMENT_OF, numpy_of
 from tilewright.capture.to_onnx.writer import OLDEST, Out, Unwritten, Writer, refused, writers_of
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Int
+from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Graph, Input, Item, Node, topological
 from tilewright.ir.operator import composition, is_composed
 from tilewright.ir.polynomial import Sym
-from tilewright.ir.types import i64
-from tilewright.ops.control import Cond
+from tilewright.ir.types import DType, b1, i64
+from tilewright.ops.control import Cond, Scan, WhileLoop
 
 OPSET = 20  # what a model is written in unless another is asked for
 IR_VERSION = 10
@@ -104,8 +105,11 @@ class _Walk:
         return made
 
     def described(self, name: str, n: Node) -> onnx.ValueInfoProto:
-        shape = [self.shown(d) if isinstance(d, Int) else d for d in n.shape]
-        return helper.make_tensor_value_info(name, ELEMENT_OF[n.dtype], shape)
+        return self.typed(name, n.dtype, n.shape)
+
+    def typed(self, name: str, dtype: DType, shape: Sequence[Dim]) -> onnx.ValueInfoProto:
+        shown = [self.shown(d) if isinstance(d, Int) else d for d in shape]
+        return helper.make_tensor_value_info(name, ELEMENT_OF[dtype], shown)
 
     def shown(self, d: Int) -> str:
         """A symbolic size by the names that the model has for symbols."""
@@ -140,8 +144,8 @@ class _Walk:
                 self.writer.back_to(mark)
         if n.op.view and (found := self.moved(n, *xs)) is not None:
             return found
-        if isinstance(n.op, Cond):
-            return self.branches(n.op, *xs)
+        if isinstance(n.op, Cond | WhileLoop | Scan):
+            return self.flow(n, *xs)
         if is_composed(n.op):
             parts = composition(n)
             self.visit(parts)
@@ -162,33 +166,86 @@ class _Walk:
         flat = self.writer.reshape(x, (own.size,))
         return self.writer.op("Gather", flat, self.writer.constant(found, i64), axis=0)
 
-    def branches(self, op: Cond, predicate: Out, *operands: Out) -> tuple[Out, ...]:
-        """Two graphs, of which one runs; they read names of this one."""
-        bodies = {}
-        for name, graph in (("then_branch", op.then), ("else_branch", op.other)):
-            bodies[name] = self.body(graph, operands)
-        w = self.writer
-        results = [Out(w.name("if"), o.dtype) for o in op.then.outputs]
-        names = [r.name for r in results]
-        w.nodes.append(helper.make_node("If", [predicate.name], names, **bodies))
-        return tuple(results)
+    # ---- control flow: bodies read names of the graph around them
 
-    def body(self, graph: Graph, operands: Sequence[Out]) -> onnx.GraphProto:
-        outer = self.writer.nodes
-        known = self.writer.known_here()
-        self.writer.nodes = []
-        values, self.values = self.values, dict(zip(graph.inputs, operands))
-        self.visit(graph.outputs)
+    def flow(self, n: Node, *xs: Out) -> tuple[Out, ...]:
+        if isinstance(n.op, Cond):
+            return self.branches(n, n.op, *xs)
+        if isinstance(n.op, WhileLoop):
+            return self.loop(n, n.op, xs)
+        assert isinstance(n.op, Scan)
+        return self.rounds(n, n.op, xs)
+
+    def branches(self, n: Node, op: Cond, predicate: Out, *operands: Out) -> tuple[Out, ...]:
+        sides = (("then_branch", op.then), ("else_branch", op.other))
+        bodies = {name: self.body([(graph, operands)], []) for name, graph in sides}
+        return self.several(n, "If", [predicate.name], **bodies)
+
+    def loop(self, n: Node, op: WhileLoop, xs: Sequence[Out]) -> tuple[Out, ...]:
+        """The condition is computed before the loop, and at the end of each round of the new
+        values."""
+        count = len(op.body.outputs)
+        self.values |= dict(zip(op.condition.inputs, xs))
+        self.visit(op.condition.outputs)
+        (first,) = (self.values[o] for o in op.condition.outputs)
+        assert isinstance(first, Out)
+        taken = [(Out(self.writer.name("k"), i64), ()), (Out(self.writer.name("c"), b1), ())]
+        carried = [Out(self.writer.name("x"), o.dtype) for o in op.body.outputs]
+        taken += [(x, o.shape) for x, o in zip(carried, op.body.outputs)]
+        rest = xs[count:]
+        body = self.body([(op.body, (*carried, *rest)), (op.condition, rest)], taken)
+        return self.several(n, "Loop", ["", first.name, *(x.name for x in xs[:count])], body=body)
+
+    def rounds(self, n: Node, op: Scan, xs: Sequence[Out]) -> tuple[Out, ...]:
+        last, w = op.carried + op.sliced, self.writer
+        own = [Out(w.name("x"), x.dtype) for x in xs[:last]]
+        taken = [(x, i.shape) for x, i in zip(own, op.body.inputs)]
+        given, back = [x.name for x in xs[:last]], [int(b) for b in op.reverse]
+        if not op.sliced:  # ONNX goes through something
+            places = w.op("Range", w.number(0, i64), w.scalar(op.length), w.number(1, i64))
+            given.append(places.name)
+            taken.append((Out(w.name("k"), i64), ()))
+            back.insert(0, 0)
+        body = self.body([(op.body, (*own, *xs[last:]))], taken)
+        sliced = max(op.sliced, 1)
+        settings = {"num_scan_inputs": sliced, "scan_input_directions": back[:sliced]}
+        if back[sliced:]:
+            settings["scan_output_directions"] = back[sliced:]
+        return self.several(n, "Scan", given, body=body, **settings)
+
+    def several(self, n: Node, kind: str, given: Sequence[str], **settings: Any) -> tuple[Out, ...]:
+        types = n.type.items  # type: ignore[union-attr]
+        results = tuple(Out(self.writer.name(kind.lower()), t.dtype) for t in types)
+        names = [r.name for r in results]
+        self.writer.nodes.append(helper.make_node(kind, list(given), names, **settings))
+        return results
+
+    def body(
+        self,
+        graphs: Sequence[tuple[Graph, Sequence[Out]]],
+        taken: Sequence[tuple[Out, Sequence[Dim]]],
+    ) -> onnx.GraphProto:
+        """Graphs over operands as a graph of ONNX that takes some names. The second one, a
+        condition, is of what the first one gives; its result comes first."""
+        w = self.writer
+        outer, known, values = w.nodes, w.known_here(), self.values
+        w.nodes, self.values = [], {}
+        found: list[tuple[Out, Sequence[Dim]]] = []
+        for graph, operands in graphs:
+            given = (*(x for x, _ in found), *operands)
+            self.values |= dict(zip(graph.inputs, given, strict=True))
+            self.visit(graph.outputs)
+            results = [(self.values[o], o.shape) for o in graph.outputs]
+            found = [*((x, d) for x, d in results if isinstance(x, Out)), *found]
         outputs = []
-        for o in graph.outputs:
-            found = self.values[o]
-            assert isinstance(found, Out)
-            name = self.writer.name("out")
-            self.writer.nodes.append(helper.make_node("Identity", [found.name], [name]))
-            outputs.append(self.described(name, o))
-        made = helper.make_graph(self.writer.nodes, graph.name, [], outputs)
-        self.writer.nodes, self.values = outer, values
-        self.writer.known_again(known)
+        for x, shape in found:
+            name = w.name("out")
+            w.nodes.append(helper.make_node("Identity", [x.name], [name]))
+            outputs.append(self.typed(name, x.dtype, shape))
+        inputs = [self.typed(x.name, x.dtype, shape) for x, shape in taken]
+        made = helper.make_graph(w.nodes, graphs[0][0].name, inputs, outputs)
+        w.nodes, self.values = outer, values
+        w.known_again(known)
         return made
 
 

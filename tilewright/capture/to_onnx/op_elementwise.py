@@ -347,3 +347,39 @@ def logaddexp(w: Writer, n: Node, x: Out, y: Out) -> Out:
     tail = tail if base == math.e else _times(w, tail, 1 / math.log(2))
     same = w.op("And", _equal(w, x, y), _infinite(w, x))
     return w.op("Where", same, x, w.op("Add", w.op("Max", x, y), tail), dtype=x.dtype)
+
+
+def _signbit(w: Writer, x: Out) -> Out:
+    """Below zero, or the zero whose reciprocal is."""
+    zero = w.number(0, x.dtype)
+    below = w.op("Less", x, zero, dtype=b1)
+    turned = w.op("Less", w.op("Reciprocal", x), zero, dtype=b1)
+    return w.op("Or", below, w.op("And", _equal(w, x, zero), turned))
+
+
+@writes("signbit")
+def signbit(w: Writer, n: Node, x: Out) -> Out:
+    return _signbit(w, x)
+
+
+def _copysign(w: Writer, x: Out, y: Out) -> Out:
+    size = w.op("Abs", x)
+    return w.op("Where", _signbit(w, y), w.op("Neg", size), size, dtype=x.dtype)
+
+
+@writes("copysign")
+def copysign(w: Writer, n: Node, x: Out, y: Out) -> Out:
+    return _copysign(w, x, y)
+
+
+@writes("atan2")
+def atan2(w: Writer, n: Node, y: Out, x: Out) -> Out:
+    """The angle in the first quadrant, moved to that of the signs."""
+    a, b = w.op("Abs", y), w.op("Abs", x)
+    zero, one = w.number(0, x.dtype), w.number(1, x.dtype)
+    nothing = w.op("And", _equal(w, a, zero), _equal(w, b, zero))
+    infinite = w.op("And", _infinite(w, a), _infinite(w, b))
+    ratio = w.op("Where", infinite, one, w.op("Div", a, b), dtype=x.dtype)
+    angle = w.op("Atan", w.op("Where", nothing, zero, ratio, dtype=x.dtype))
+    other = w.op("Sub", w.number(math.pi, x.dtype), angle)
+    return _copysign(w, w.op("Where", _signbit(w, x), other, angle, dtype=x.dtype), y)
