@@ -28,8 +28,8 @@ from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.graph.specialise import specialise
 from tilewright.ir import dim as D
-from tilewright.ir.node import Node, topological
-from tilewright.ir.types import to_memory
+from tilewright.ir.node import Graph, Node, topological
+from tilewright.ir.types import from_memory, to_memory
 from tilewright.runtime.program import Program
 
 OFFERED = 4096  # elements of an input whose value a call may offer as a constant
@@ -299,6 +299,28 @@ class Session:
         if output_names is None:
             return results
         return [results[names.index(name)] for name in output_names]
+
+    def definition(
+        self, feeds: Mapping[str, Any]
+    ) -> tuple[Graph, list[np.ndarray], dict[str, int]] | None:
+        """What a call with these inputs, which was made before, computes: a graph with one result
+        for each output that is a tensor, its arguments (the weights first), and the sizes of its
+        symbolic dims. None where several graphs run, one after the other."""
+        feeds = {**self._values, **feeds}
+        sizes = self._checked(feeds)
+        made = next(c.made for c in self._compiled if c.fits(feeds, sizes))
+        if made.cuts:
+            return None
+        given: dict[Node, np.ndarray] = {}
+        for name, tree in made.inputs.items():
+            _collect(tree, feeds[name], given)
+        arguments = [
+            made.weights[n]() if n in made.weights else from_memory(given[n], n.dtype)
+            for n in made.graph.inputs
+        ]
+        outputs = tuple(t.node for t in made.outputs.values() if isinstance(t, Leaf))
+        graph = Graph(made.graph.name, made.graph.inputs, outputs)
+        return graph, arguments, {made.symbols[symbol]: n for symbol, n in sizes.items()}
 
     def _compile_for(self, feeds: Mapping[str, Any], sizes: Mapping[str, int]) -> _Compiled:
         offered = {k: v for k, v in feeds.items() if k in self._values or _offers(v)}
