@@ -169,8 +169,8 @@ class Unique(Op):
 
 def _first(which: Node) -> Node:
     """The first place of each group: of several that are written the last one counts."""
-    back = [flip(x, [0]) for x in (which, iota(which.shape[0]))]
-    return scatter(full(which.shape, 0, i64), *back, 0, None, "within")
+    last, places = flip(which, [0]), flip(iota(which.shape[0]), [0])
+    return scatter(full(which.shape, 0, i64), last, places, 0, None, "within")
 
 
 def unique(x: Node, ordered: bool = True) -> Node:

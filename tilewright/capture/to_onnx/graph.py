@@ -18,6 +18,7 @@ from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Graph, Input, Item, Node, topological
 from tilewright.ir.operator import composition, is_composed
 from tilewright.ir.polynomial import Sym
+from tilewright.ir.positions import static
 from tilewright.ir.types import DType, b1, i64
 from tilewright.ops.control import Cond, Scan, WhileLoop
 
@@ -87,9 +88,7 @@ class _Walk:
             raise refused(self.reasons)
         outputs = []
         for name, n in zip(self.names, self.graph.outputs, strict=True):
-            found = self.values[n]
-            assert isinstance(found, Out)
-            self.writer.nodes.append(helper.make_node("Identity", [found.name], [name]))
+            self.writer.nodes.append(helper.make_node("Identity", [self.result(n).name], [name]))
             outputs.append(self.described(name, n))
         nodes = _without_copies(self.writer.nodes, {o.name for o in outputs})
         read = set(_names_read(nodes))
@@ -131,9 +130,13 @@ class _Walk:
             (whole,) = (self.values[x] for x in n.inputs)
             assert isinstance(whole, tuple)
             found = whole[n.op.k]
-            assert found is not None
+            if found is None:  # nobody had asked for it when the node was written
+                (own,) = n.inputs
+                parts = composition(own)
+                self.visit(parts)
+                return self.result(parts[n.op.k])
             return found
-        xs = [self.values[x] for x in n.inputs]
+        xs = [self.result(x) for x in n.inputs]
         why = "it has no counterpart there"
         for f in writers_of(n.op.name, self.opset):
             mark = len(self.writer.nodes)
@@ -142,28 +145,34 @@ class _Walk:
             except Unwritten as error:
                 why = str(error)
                 self.writer.back_to(mark)
-        if n.op.view and (found := self.moved(n, *xs)) is not None:
-            return found
+        if n.op.view and (gathered := self.moved(n, xs[0])) is not None:
+            return gathered
         if isinstance(n.op, Cond | WhileLoop | Scan):
             return self.flow(n, *xs)
         if is_composed(n.op):
             parts = composition(n)
             self.visit(parts)
-            found = tuple(self.values[p] for p in parts)
-            return found if len(found) > 1 or _several(n) else found[0]  # type: ignore[return-value]
+            made = tuple(self.result(p) for p in parts)
+            return made if _several(n) else made[0]
         self.reasons.setdefault(n.op.name, why)
         if _several(n):
             return tuple(Out("?", t.dtype) for t in n.type.items)  # type: ignore[union-attr]
         return Out("?", n.dtype)
 
+    def result(self, n: Node) -> Out:
+        """Of a node with one result."""
+        found = self.values[n]
+        assert isinstance(found, Out)
+        return found
+
     def moved(self, n: Node, x: Out) -> Out | None:
         """An operator that only moves elements, by the places that they come from."""
-        own = n.inputs[0].ttype
-        if not (own.is_static and n.ttype.is_static) or int(n.ttype.size) > MOVED:
+        given, wanted = n.inputs[0].ttype.size, n.ttype.size
+        if isinstance(given, Int) or isinstance(wanted, Int) or wanted > MOVED:
             return None
-        places = np.arange(own.size).reshape(own.shape)
+        places = np.arange(given).reshape(static(n.inputs[0].shape))
         found = n.op.reference(places)  # type: ignore[attr-defined]
-        flat = self.writer.reshape(x, (own.size,))
+        flat = self.writer.reshape(x, (given,))
         return self.writer.op("Gather", flat, self.writer.constant(found, i64), axis=0)
 
     # ---- control flow: bodies read names of the graph around them
@@ -187,8 +196,7 @@ class _Walk:
         count = len(op.body.outputs)
         self.values |= dict(zip(op.condition.inputs, xs))
         self.visit(op.condition.outputs)
-        (first,) = (self.values[o] for o in op.condition.outputs)
-        assert isinstance(first, Out)
+        (first,) = (self.result(o) for o in op.condition.outputs)
         taken = [(Out(self.writer.name("k"), i64), ()), (Out(self.writer.name("c"), b1), ())]
         carried = [Out(self.writer.name("x"), o.dtype) for o in op.body.outputs]
         taken += [(x, o.shape) for x, o in zip(carried, op.body.outputs)]
@@ -235,8 +243,7 @@ class _Walk:
             given = (*(x for x, _ in found), *operands)
             self.values |= dict(zip(graph.inputs, given, strict=True))
             self.visit(graph.outputs)
-            results = [(self.values[o], o.shape) for o in graph.outputs]
-            found = [*((x, d) for x, d in results if isinstance(x, Out)), *found]
+            found = [*((self.result(o), o.shape) for o in graph.outputs), *found]
         outputs = []
         for x, shape in found:
             name = w.name("out")

@@ -352,7 +352,7 @@ def _at(address: int, element: Any, shape: Sequence[int]) -> np.ndarray:
     dtype = _dtype(element)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = (ctypes.c_char * size).from_address(address)
-    return np.frombuffer(memory, dtype).reshape(tuple(shape))
+    return np.ndarray(tuple(shape), dtype, memoryview(memory))
 
 
 def module() -> ModuleType:
