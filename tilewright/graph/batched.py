@@ -14,9 +14,7 @@ from tilewright.ops.reductions import Reduction
 from tilewright.ops.views import Concat, Expand, Flip, Permute, Reshape, Slice
 
 
-def over_rounds(
-    n: Node, args: Sequence[Node], varying: Sequence[bool], length: Dim
-) -> Node | None:
+def over_rounds(n: Node, args: Sequence[Node], varying: Sequence[bool], length: Dim) -> Node | None:
     """n with operands for all `length` rounds, or that are the same in all; None where the operator
     has no such form. The first axis of varying operands, and of the result, counts rounds."""
     op = n.op

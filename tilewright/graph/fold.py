@@ -166,8 +166,8 @@ def split_weights(
     graph: Graph, growth: int = GROWTH, views: bool = True, symbolic: bool = False
 ) -> tuple[Graph, Graph]:
     """(prologue, main). Output k of the prologue is the input `folded{k}` of the main graph. Views
-    of weights are copied there, unless `views` says that kernels read through them. `symbolic`: what
-    mentions symbols may be among them, as in a body whose weights are those of one call.
+    of weights are copied there, unless `views` says that kernels read through them. `symbolic`:
+    what mentions symbols may be moved, as in a body whose weights are those of one call.
 
     The inputs of main are those of the graph, less the weights it needs no more, then the folded.
     """

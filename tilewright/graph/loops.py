@@ -2,7 +2,8 @@
 
 `HoistFromLoops` takes out of a loop what depends only on operands that stay the same, and products
 of slices with such operands: those of all rounds are one large product. It also drops what nothing
-reads, and has operands that no round changes stay the same.
+reads, has operands that no round changes stay the same, and goes through operands that are turned
+around from their end.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Input, Item, Node, Op, Place, input, item, node, topological
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.rewrite import subgraphs
-from tilewright.ops.control import Cond, Scan, WhileLoop
 from tilewright.ir.types import TensorType
+from tilewright.ops.control import Cond, Scan, WhileLoop
 from tilewright.ops.linear import Matmul
+from tilewright.ops.views import Flip
 
 GRID_ALIGNMENT = 16  # bytes: kernels of a GPU read whole vectors
 Places = dict[Node, frozenset[Place]]
@@ -30,8 +32,8 @@ Places = dict[Node, frozenset[Place]]
 @dataclass(frozen=True)
 class HoistFromLoops(Pass, needs=("Decompose",), repeats=True):
     """Compute before a loop, once, what is the same in all its rounds, and products of all slices
-    of an operand with what is the same. Of a branch: what depends on weights only. Slices are padded
-    to the alignment that kernels expect of memory."""
+    of an operand with what is the same. Of a branch: what depends on weights only. Slices are
+    padded to the alignment that kernels expect of memory."""
 
     align: int = of_target(1, lambda t: 1 if t.grid is None else GRID_ALIGNMENT)
 
@@ -45,11 +47,15 @@ class HoistFromLoops(Pass, needs=("Decompose",), repeats=True):
         new: dict[Node, Node] = {}
         parts: dict[Node, Mapping[int, Node]] = {}  # of operators of control flow
         places: Places = dict(program.places)
+        turned = {n for n in nodes if n not in results and _is_turned(n, users[n])}
         for n in nodes:
             if isinstance(n.op, Item) and n.inputs[0] in parts:
                 new[n] = parts[n.inputs[0]][n.op.k]
+            elif n.inputs and n.inputs[0] in turned:
+                new[n] = new[n.inputs[0]]
             elif subgraphs(n.op) and n not in results:
-                used = {u.op.k for u in users[n] if isinstance(u.op, Item)}
+                # Of each result that something reads, whether it is only read from its end.
+                used = {u.op.k: u in turned for u in users[n] if isinstance(u.op, Item)}
                 operands = tuple(new[x] for x in n.inputs)
                 fixed = [x in weights for x in n.inputs]
                 parts[n] = _hoisted(n.op, operands, fixed, used, places, self.align)
@@ -68,11 +74,23 @@ class HoistFromLoops(Pass, needs=("Decompose",), repeats=True):
         return Graph(program.name, program.inputs, outputs, kept)
 
 
+def _is_turned(n: Node, users: Sequence[Node]) -> bool:
+    """Is it a result that a scan stacks, and do all its readers turn it around?"""
+    if not isinstance(n.op, Item) or not isinstance(n.inputs[0].op, Scan):
+        return False
+    stacked = n.op.k >= n.inputs[0].op.carried
+    return stacked and bool(users) and all(_turns(u.op) for u in users)
+
+
+def _turns(op: Op) -> bool:
+    return isinstance(op, Flip) and op.axes == (0,)
+
+
 def _hoisted(
     op: Op,
     operands: Sequence[Node],
     weights: Sequence[bool],
-    used: set[int],
+    used: Mapping[int, bool],
     places: Places,
     align: int,
 ) -> Mapping[int, Node]:
@@ -188,12 +206,12 @@ class _Loop:
     sliced: list[_Sliced]
     captured: dict[Node, Node]  # what the body sees, and the operand
     stacked: list[_Stacked]
-    used: set[int]
+    used: Mapping[int, bool]  # results, and whether they are to be turned around
     places: Places = field(default_factory=dict)
     same: dict[int, Node] = field(default_factory=dict)  # results that are known before the loop
 
     @staticmethod
-    def of(op: Scan | WhileLoop, operands: Sequence[Node], used: set[int]) -> _Loop:
+    def of(op: Scan | WhileLoop, operands: Sequence[Node], used: Mapping[int, bool]) -> _Loop:
         is_scan = isinstance(op, Scan)
         count = op.carried if is_scan else len(op.body.outputs)
         last = count + (op.sliced if is_scan else 0)
@@ -202,8 +220,11 @@ class _Loop:
         carried = [_Carried(operands[k], seen[k], outputs[k], k) for k in range(count)]
         back = op.reverse if is_scan else ()
         sliced = [_Sliced(operands[k], seen[k], back[k - count]) for k in range(count, last)]
+        for s in sliced:
+            while _turns(s.operand.op):
+                s.operand, s.back = s.operand.inputs[0], not s.back
         stacked = [
-            _Stacked(outputs[k], back[last - count + k - count], k)
+            _Stacked(outputs[k], back[last - count + k - count] != used.get(k, False), k)
             for k in range(count, len(outputs))
         ]
         captured = dict(zip(seen[last:], operands[last:], strict=True))
@@ -214,9 +235,7 @@ class _Loop:
             more = _copied(op.condition.outputs, table, op.condition.places, places)[
                 op.condition.outputs[0]
             ]
-        return _Loop(
-            op.body.name, length, more, carried, sliced, captured, stacked, used, places
-        )
+        return _Loop(op.body.name, length, more, carried, sliced, captured, stacked, used, places)
 
     def outputs(self) -> list[Node]:
         made = [c.made for c in self.carried] + [s.made for s in self.stacked]

@@ -1,8 +1,8 @@
 """Control flow: operators over graphs.
 
-`cond` runs one of two graphs, `while_loop` one as long as another says so, `scan` one for each slice
-of its operands. Graphs inside see nothing but their inputs: what they use of the graph around them
-is an operand too, behind those that the loop itself changes.
+`cond` runs one of two graphs, `while_loop` one as long as another says so, `scan` one for each
+slice of its operands. Graphs inside see nothing but their inputs: what they use of the graph around
+them is an operand too, behind those that the loop itself changes.
 """
 
 from __future__ import annotations
@@ -234,9 +234,7 @@ class Scan(Op):
         yield S.case(cls(turn, 3, 3, 0, ()), S.normal(), S.normal(4), S.normal(4))
 
 
-def _want_carried(
-    what: str, first: Sequence[TensorType], given: Sequence[TensorType]
-) -> None:
+def _want_carried(what: str, first: Sequence[TensorType], given: Sequence[TensorType]) -> None:
     """A loop's values have the same types in every round."""
     for k, (a, b) in enumerate(zip(first, given, strict=True)):
         if a != b:

@@ -15,7 +15,7 @@ from tilewright.ops.elementwise import where
 Step = Callable[[Sequence[Node], Sequence[Node], Sequence[Node]], Sequence[Node]]
 
 
-def recurrent(
+def over_positions(
     step: Step,
     states: Sequence[Node],
     sequences: Sequence[Node],

@@ -232,7 +232,9 @@ def random_layer(seed: int) -> tuple[Any, dict[str, np.ndarray]]:
     }
     taken = ["X", "W", "R", "B", "L", "H", *(["C", "P"] if kind == "LSTM" else [])]
     names = [x if k < 3 or rng.random() < 0.6 else "" for k, x in enumerate(taken)]
-    given = {x: rng.uniform(-1, 1, shapes[x]).astype(np.float32) for x in names if x}
+    given: dict[str, np.ndarray] = {}
+    for x in filter(None, names):
+        given[x] = rng.uniform(-1, 1, shapes[x]).astype(np.float32)
     if "L" in given:
         given["L"] = rng.integers(1, length + 1, batch).astype(np.int32)
     outputs = ["Y", "Y_h", "Y_c"][: 3 if kind == "LSTM" else 2]

@@ -130,8 +130,7 @@ def check_seed(seed: int) -> None:
     graph, sizes = random_loops(seed)
     verify(graph)
     assert print_graph(parse_graph(print_graph(graph))) == print_graph(graph)
-    rng = np.random.default_rng(seed)
-    args = [rng.standard_normal([int(d) for d in n.shape]).astype(np.float32) for n in graph.inputs]
+    args = arrays(graph, sizes, seed)
     with knobs.check.override(True):
         program = compile_graph(graph)
     got = call(program, args, sizes)
@@ -153,7 +152,10 @@ def lstm(length: Dim, back: bool = False) -> Graph:
     state = TensorType(f32, (rows, wide))
     h, c = input("h", state), input("c", state)
     x = input("x", TensorType(f32, (rows, inner)))
-    wx, wh = input("wx", TensorType(f32, (4 * wide, inner))), input("wh", TensorType(f32, (4 * wide, wide)))
+    wx, wh = (
+        input("wx", TensorType(f32, (4 * wide, inner))),
+        input("wh", TensorType(f32, (4 * wide, wide))),
+    )
     product = ops.matmul(x, ops.permute(wx, (1, 0)))
     gates = ops.add(product, ops.matmul(h, ops.permute(wh, (1, 0))))
     i, f, g, o = ops.split(gates, [wide] * 4, 1)
@@ -182,7 +184,7 @@ def the_scan(graph: Graph) -> tuple[Scan, Node]:
 @pytest.mark.parametrize("back", [False, True])
 def test_products_of_slices_are_taken_out_and_weights_packed_once(back: bool) -> None:
     parts = split(lstm(6, back), Options(), targets.get("x86-64-v3"), Log())
-    op, n = the_scan(parts.main)
+    op, _ = the_scan(parts.main)
     products = [x for x in parts.main.nodes() if x.op.name == "matmul"]
     assert [x.shape for x in products] == [(12, 32)]  # of all rounds at once
     assert sum(x.op.name == "matmul" for x in op.body.nodes()) == 1  # of the state
@@ -229,7 +231,12 @@ def test_values_that_no_round_changes_and_results_that_nothing_reads() -> None:
     a, b, c = (input(x, STATE) for x in "abc")
     s = input("s", STATE)
     body = Graph("body", (a, b, c, s), (ops.add(a, b), b, ops.exp(c), ops.neg(s), ops.exp(s)))
-    x, y, z, t = arg("x", ROWS, WIDE), arg("y", ROWS, WIDE), arg("z", ROWS, WIDE), arg("t", 4, ROWS, WIDE)
+    x, y, z, t = (
+        arg("x", ROWS, WIDE),
+        arg("y", ROWS, WIDE),
+        arg("z", ROWS, WIDE),
+        arg("t", 4, ROWS, WIDE),
+    )
     found = outputs_of(ops.scan(body, (x, y, z), (t,)))
     graph = Graph("few", (x, y, z, t), (found[0], found[1], found[3]))
     op, n = the_scan(split(graph, Options(), targets.get("arm64"), Log()).main)
@@ -237,3 +244,18 @@ def test_values_that_no_round_changes_and_results_that_nothing_reads() -> None:
     args = arrays(graph, {})
     got = call(compile_graph(graph), args)
     assert all(r.right for r in judge(graph, args, got))
+
+
+def test_what_is_turned_around_is_gone_through_from_its_end() -> None:
+    """A layer that goes back, as users write it: no copy is made of the sequence or the result."""
+    c, s = input("c", STATE), input("s", STATE)
+    body = Graph("body", (c, s), (ops.tanh(ops.add(c, s)), ops.mul(c, s), ops.sub(c, s)))
+    x, t = arg("x", ROWS, WIDE), arg("t", 5, ROWS, WIDE)
+    last, one, two = outputs_of(ops.scan(body, (x,), (ops.flip(t, (0,)),)))
+    graph = Graph("back", (x, t), (last, ops.flip(one, (0,)), two, ops.flip(two, (0,))))
+    main = split(graph, Options(), targets.get("arm64"), Log()).main
+    op, n = the_scan(main)
+    assert op.reverse == (True, True, False) and n.inputs[1] is t
+    assert sum(x.op.name == "flip" for x in main.nodes()) == 1
+    args = arrays(graph, {})
+    assert all(r.right for r in judge(graph, args, call(compile_graph(graph), args)))

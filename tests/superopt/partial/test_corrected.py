@@ -18,6 +18,7 @@ from tilewright.driver.program.programs import compile_graph
 from tilewright.graph.classify import facts, flops
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node, topological
+from tilewright.ir.operator import outputs_of
 from tilewright.ir.passes import parse_passes
 from tilewright.ir.positions import static
 from tilewright.ops.convolution import ConvValid
@@ -225,3 +226,11 @@ def test_what_reads_a_layer_joins_its_boxes() -> None:
         for n in (joined, behind)
     ]
     assert counts[0] == counts[1]
+
+
+def test_results_of_branches_are_no_layers() -> None:
+    x = tensor("x", 4)
+    branch = Graph("branch", (x,), (ops.neg(x),))
+    flag = ops.gt(ops.sum(x, (0,), False), ops.full((), 0.0, x.dtype))
+    both = ops.cond(flag, branch, branch, (x,))
+    assert not layers_of(Graph("g", (x,), outputs_of(both)), X86)

@@ -114,7 +114,7 @@ class _Flow:
     # ---- graphs by themselves
 
     def closed(self, name: str, inputs: Sequence[Node], outputs: Sequence[Node]) -> _Closed:
-        """Nodes over inputs of a body and values around it, as a graph and what it takes of these."""
+        """Nodes over inputs of a body and values around it, and which of these they read."""
         around = {x for v in self.scope.env.values() for x in _nodes(v)}
         stop = {x for x in around if x.inputs or isinstance(x.op, Input)} | set(inputs)
         made = topological(tuple(outputs), stop=stop)
@@ -139,9 +139,7 @@ class _Flow:
         made: list[_Closed] = []
         for k, (found, _) in enumerate(sides):
             # What a branch checks is one more result of it, and 0 where the other one runs.
-            told = [
-                v if j == k else ops.number(0, i64) for j in range(2) for v in sides[j][1]
-            ]
+            told = [v if j == k else ops.number(0, i64) for j in range(2) for v in sides[j][1]]
             made.append(self.closed(_BRANCHES[k], (), [*self.tensors(found), *told]))
         types = [[o.ttype for o in c.outputs] for c in made]
         if types[0] != types[1] or [*map(_element, sides[0][0])] != [*map(_element, sides[1][0])]:
@@ -281,9 +279,7 @@ class _Flow:
         kept = [_first_told(a, v) for a, v in zip(told, checks, strict=True)]
         inputs = [k, flag, *seen, *told]
         again = flag if last is None else ops.logical_and(flag, ops.lt(k, last))
-        body = self.closed(
-            "body", inputs, [ops.add(k, ops.number(1, i64)), going, *outputs, *kept]
-        )
+        body = self.closed("body", inputs, [ops.add(k, ops.number(1, i64)), going, *outputs, *kept])
         around = [last] if last is not None else []
         condition = _Closed("condition", tuple(inputs), (again,), around)
         captured = [*dict.fromkeys((*body.captured, *condition.captured))]

@@ -188,7 +188,7 @@ def rnn(
         ) -> list[Node]:
             return [f(ops.add(slices[0], ops.matmul(states[0], same[0])))]
 
-        whole, (last,) = ops.recurrent(
+        whole, (last,) = ops.over_positions(
             step, [layer.state(h0, d)], [given], [layer.recurrent_weights(d)], back, layer.mask()
         )
         wholes.append(whole)
@@ -240,7 +240,9 @@ def lstm(
             return [ops.mul(f(o), h(cell)), cell]
 
         states = [layer.state(h0, d), layer.state(c0, d)]
-        whole, (last, cell) = ops.recurrent(step, states, [given], captured, back, layer.mask())
+        whole, (last, cell) = ops.over_positions(
+            step, states, [given], captured, back, layer.mask()
+        )
         wholes.append(whole)
         lasts.append(last)
         cells.append(cell)
@@ -259,13 +261,13 @@ def gru(
 ) -> tuple[Node, ...]:
     layer, (h0,) = _layer(c, x, w, r, b, lengths, [first], ["Sigmoid", "Tanh"])
     after, hidden = bool(c.get("linear_before_reset", 0)), layer.hidden
+    parts = [hidden * 3] if after else [hidden * 2, hidden]  # products with the state
     wholes, lasts = [], []
     for d, back in enumerate(layer.directions):
         f, g = layer.of(d)
         of_input, of_state = layer.bias(d)
         weights = layer.recurrent_weights(d)
         given = _sum(layer.products(d), of_input)
-        parts = [hidden * 3] if after else [hidden * 2, hidden]  # products with the state
         captured = list(ops.split(weights, parts, 1))
         if of_state is not None:
             captured += ops.split(of_state, parts, 0)
@@ -281,18 +283,17 @@ def gru(
             early, late = ops.split(slices[0], [hidden * 2, hidden], 1)
             biases = same[len(parts) :] or [None] * len(parts)
             made = _sum(ops.matmul(before, same[0]), biases[0])
+            gates = ops.slice(made, 1, 0, hidden * 2)
+            z, reset = (f(x) for x in ops.split(ops.add(early, gates), [hidden] * 2, 1))
             if after:
-                made, inner = ops.split(made, [hidden * 2, hidden], 1)
-            z, reset = (f(x) for x in ops.split(ops.add(early, made), [hidden] * 2, 1))
-            if after:
-                inner = ops.mul(reset, inner)
+                inner = ops.mul(reset, ops.slice(made, 1, hidden * 2, hidden * 3))
             else:
                 inner = _sum(ops.matmul(ops.mul(reset, before), same[1]), biases[1])
             new = g(ops.add(late, inner))
             one = ops.full(z.shape, 1.0, z.dtype)
             return [ops.add(ops.mul(ops.sub(one, z), new), ops.mul(z, before))]
 
-        whole, (last,) = ops.recurrent(
+        whole, (last,) = ops.over_positions(
             step, [layer.state(h0, d)], [given], captured, back, layer.mask()
         )
         wholes.append(whole)

@@ -41,7 +41,9 @@ def _gru(states: Tensors, x: torch.Tensor, weights: Tensors) -> list[torch.Tenso
     return [(states[0] - new) * update + new]
 
 
-def _lstm(states: Tensors, x: torch.Tensor, weights: Tensors, projected: bool) -> list[torch.Tensor]:
+def _lstm(
+    states: Tensors, x: torch.Tensor, weights: Tensors, projected: bool
+) -> list[torch.Tensor]:
     h, cell = states
     *own, last = weights if projected else (*weights, None)
     i, f, g, o = (x + linear(h, *own)).chunk(4, 1)
@@ -56,7 +58,8 @@ def _direction(
     """(results at all positions, last states) of one layer in one direction."""
     w_input, w_state, *rest = params
     bias, own = (rest[0], [w_state, *rest[1:]]) if biases else (None, [w_state, *rest])
-    products = linear(x.flip(0) if back else x, w_input, bias)
+    products = linear(x, w_input, bias)
+    products = products.flip(0) if back else products
     count = len(states)
 
     def step(*args: torch.Tensor) -> list[torch.Tensor]:

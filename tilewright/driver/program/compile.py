@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tilewright.base.cache import Cache
-from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.driver.program.any_size import AnySize, for_any_size
 from tilewright.driver.program.code import Code, code_for, code_kinds
@@ -360,7 +359,7 @@ class Builder:
         return k.work > TOGETHER_SECONDS and not k.schedule.parallel and self.target.grid is None
 
     def inside(self, graph: Graph, symbol: str, given: int) -> tuple[Entry, Dim]:
-        """The entry of a graph inside the one at hand; its constants are passed after its inputs."""
+        """The entry of a graph inside; its constants are passed after its inputs."""
         outer = self.fused, self.plan, self.constants
         self.constants = {x: given + k for k, x in enumerate(self.constants)}
         found = self.entry(graph, symbol, {x: k for k, x in enumerate(graph.inputs)})

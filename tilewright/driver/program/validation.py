@@ -316,9 +316,7 @@ class _Validation:
     def _wrong_groups(self, fused: Fused, values: Values, schedules: Schedules) -> Iterator[Fault]:
         p = plan(fused)
         for c in map(by_first_use, fused.clusters):
-            if any(subgraphs(n.op) for n in c.nodes) or any(
-                o.ttype.size == 0 for o in c.outputs
-            ):
+            if any(subgraphs(n.op) for n in c.nodes) or any(o.ttype.size == 0 for o in c.outputs):
                 continue
             cluster, group = schedules.kernel_of(c, p)
             symbol = symbol_of(group)

@@ -333,7 +333,10 @@ def _outline(
         elif x is not None and not isinstance(x, (bool, int, float, str)):
             return None
         out.append(x)
-    return pytree.tree_unflatten(out, form)
+    try:
+        return pytree.tree_unflatten(out, form)
+    except (TypeError, ValueError):  # an object of a class that takes none but real tensors
+        return None
 
 
 def _has_parameter(function: Any, name: str) -> bool:

@@ -317,9 +317,7 @@ class Planner:
                 actions += [_moved(x, [now[j], results[j], arena]) for x in copy.actions]
         return actions, plans
 
-    def _part(
-        self, s: Slices, k: int, count: int, where: Callable[[Slot], Place]
-    ) -> Place:
+    def _part(self, s: Slices, k: int, count: int, where: Callable[[Slot], Place]) -> Place:
         offset, at = where(s.slot)
         step = int(D.evaluate(s.step, self.sizes))
         return offset + step * (count - 1 - k if s.back else k), at

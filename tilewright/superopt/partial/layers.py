@@ -49,8 +49,9 @@ def layer_of(n: Node, constant: set[Node]) -> tuple[Layer, tuple[Node, ...]] | N
     """A contraction of known sizes as a layer, and what its inputs stand for."""
     if not n.inputs or not isinstance(n.type, TensorType) or not n.dtype.is_float:
         return None
-    known = all(isinstance(d, int) for x in (n, *n.inputs) for d in x.shape)
-    if not known or facts(n).kind != "contract":
+    if facts(n).kind != "contract":
+        return None
+    if not all(isinstance(d, int) for x in (n, *n.inputs) for d in x.shape):
         return None
     inputs: list[Node] = []
     operands: list[Node] = []
