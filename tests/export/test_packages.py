@@ -382,3 +382,25 @@ def test_onnx_models(tmp_path: Path) -> None:
     path.write_bytes(onnx.parser.parse_model(head + apart).SerializeToString())
     with pytest.raises(Unsupported, match="do not fit together for n = 64, m = 72"):
         tw.export(path, path=tmp_path / "r")
+
+
+@pytest.mark.parametrize("stored", ["f16", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_weights_in_16_bits(net: Net, folder: Path, tmp_path: Path, stored: str) -> None:
+    """They are rounded, and nothing else is: a net whose weights are such numbers is the same."""
+    made = tw.export(net, *inputs_of(5), path=tmp_path / "p.twp", weights=stored)
+    half = {"f16": torch.float16, "bf16": torch.bfloat16}[stored]
+    same = json.loads((folder.with_name("net") / "manifest.json").read_text())["weights"]["bytes"]
+    assert made.manifest["weights"]["bytes"] < 0.7 * same
+    rounded = nn.Linear(40, 64).requires_grad_(False)
+    special = torch.tensor([0.0, -0.0, 6e-8, -5.9e-8, 1e-5, 6.2e-5, 65504.0, -65504.0])
+    for p in rounded.parameters():
+        p.copy_(p.to(half).float())
+    if stored == "f16":
+        rounded.weight[0, : len(special)] = special.half().float()
+    x = torch.eye(40)
+    tw.export(rounded, x, path=tmp_path / "r", weights=stored)
+    package = Package(tmp_path / "r")
+    with torch.no_grad():
+        right = rounded(torch.eye(40)).numpy()
+    np.testing.assert_array_equal(package(x.numpy())[0], right)
+    package.close()
