@@ -81,7 +81,7 @@ def folder(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("suffix", ["", ".twp"])
 def test_one_package_at_many_sizes(net: Net, folder: Path, suffix: str) -> None:
-    package = Package(folder.with_suffix(suffix), flags=1)
+    package = Package(folder.with_suffix(suffix), flags=3 if suffix else 1)
     assert package.inputs == [("x", "f32", ["batch", "24"]), ("ids", "i64", ["2", "3"])]
     assert package.outputs == [("y", "f32", ["batch", "8"]), ("z", "f32", ["2", "8"])]
     assert package.level == "host"
