@@ -14,7 +14,7 @@ from typing import Any
 from tilewright import targets
 from tilewright.base.errors import Invalid, MissingExtra, Unsupported
 from tilewright.driver.api import torch_side
-from tilewright.driver.export.levels import Level, level, pool_library
+from tilewright.driver.export.levels import Level, compiled, linked, pool_library
 from tilewright.driver.export.manifest import manifest_of, text_of
 from tilewright.driver.export.model import Model
 from tilewright.driver.export.package import MANIFEST, write_package
@@ -46,22 +46,28 @@ def export(
     dynamic: Any = None,
     values: Mapping[str, Any] | None = None,
     winograd: bool = True,
+    weights: str = "same",
     name: str | None = None,
 ) -> Exported:
     """Write a model as a package: native code, weights and a manifest, for C, Python and others.
 
     `model` is a `torch.nn.Module` or a function with example inputs, what `torch.export` made, the
-    path of a `.pt2` or `.onnx` file, or what `tw.onnx.load` gave. `path` is a folder, or a file `name.twp` with the same
-    inside. Several targets make one package that runs the best code that a machine has features
-    for. `dynamic` is torch.export's `dynamic_shapes`: those sizes stay symbolic, within the bounds
-    of their `Dim`s; of an ONNX model, numbers or bounds of its symbolic dims, by name, and `values`
-    are inputs of it that are always the same. `winograd=False` makes weights smaller and convolutions slower.
+    path of a `.pt2` or `.onnx` file, or what `tw.onnx.load` gave. `path` is a folder, or a file
+    `name.twp` with the same inside. Several targets make one package that runs the best code that
+    a machine has features for.
+
+    `dynamic` is torch.export's `dynamic_shapes`: those sizes stay symbolic, within the bounds of
+    their `Dim`s. Of an ONNX model it has numbers or bounds of symbolic dims, by name, and `values`
+    are inputs that are always the same. `winograd=False` makes weights smaller and convolutions
+    slower. `weights="f16"` or `"bf16"` stores them rounded to 16 bits; calls read a copy in 32,
+    which is made when the package is opened.
     """
     chosen = _targets(target)
     found = model_of(model, examples, dynamic, values, name)
     path = Path(path)
-    weights = WeightsFile()
-    levels = tuple(level(found, t, weights, winograd) for t in chosen)
+    held = WeightsFile(weights)
+    made = [compiled(found, t, held, winograd) for t in chosen]
+    levels = tuple(linked(x, held) for x in made)
     pools: dict[str, tuple[str, bytes]] = {}
     for x in levels:
         arch = x.target.arch
@@ -69,15 +75,9 @@ def export(
             pools[arch] = f"lib/libtilewright_pool-{arch}.so", pool_library(x.target)
     with tempfile.TemporaryDirectory() as folder:
         stored = Path(folder) / WEIGHTS
-        sum_of_weights = weights.write(stored)
-        described = {
-            "file": WEIGHTS,
-            "layout": "flat",
-            "bytes": weights.size,
-            "blake2b": sum_of_weights,
-            "table": weights.table(),
-        }
-        manifest = manifest_of(found, levels, pools, described, {"winograd": winograd})
+        described = held.described(WEIGHTS, held.write(stored))
+        options = {"winograd": winograd, "weights": weights}
+        manifest = manifest_of(found, levels, pools, described, options)
         content: dict[str, bytes | Path] = {x.file: x.code for x in levels}
         content |= dict(pools.values())
         content |= {WEIGHTS: stored, HEADER: c_header().encode(), MANIFEST: text_of(manifest)}

@@ -30,9 +30,7 @@ from tilewright.runtime.program_data import Stored
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-def model_of_torch(
-    given: Any, examples: Sequence[Any], dynamic: Any, name: str | None
-) -> Model:
+def model_of_torch(given: Any, examples: Sequence[Any], dynamic: Any, name: str | None) -> Model:
     """`given` is a module, a function, what torch.export made, or the path of a `.pt2` file."""
     if isinstance(given, str | Path):
         given, name = _loaded(Path(given)), name or Path(given).stem
@@ -156,7 +154,9 @@ def _outputs(exported: ExportedProgram, name: str) -> list[tuple[str, str]]:
                 "package keeps nothing between calls",
                 hint="call .eval() first, or return the new value",
             )
-    tree = pytree.tree_unflatten(list(range(len(specs))), exported.call_spec.out_spec)
+    shape = exported.call_spec.out_spec
+    assert shape is not None
+    tree = pytree.tree_unflatten(list(range(len(specs))), shape)
     paths, _ = pytree.tree_flatten_with_path(tree)
     found = []
     for (path, _), s in zip(paths, specs, strict=True):
