@@ -92,7 +92,7 @@ def test_graphs_with_and_without_weights() -> None:
     assert [v.name for v in outside.graph.input] == ["w", "x"]
     for made, feeds in ((inside, {"x": rows}), (outside, {"x": rows, "w": values})):
         (y,) = ReferenceEvaluator(made).run(None, feeds)  # type: ignore[misc]
-        np.testing.assert_allclose(y, rows @ values, rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(y), rows @ values, rtol=1e-6)
     with pytest.raises(Invalid, match="the graph has no input 'v'"):
         tw.to_onnx(graph, weights={"v": values})
 

@@ -18,6 +18,7 @@ from tilewright.ir.types import TensorType
 
 BESIDE = 1 << 30  # bytes of weights beyond which they are a file beside the model
 _WRITE = "tilewright.capture.to_onnx.graph"
+_EXTERNAL = "tilewright.capture.to_onnx.external"
 
 
 def to_onnx(
@@ -96,5 +97,5 @@ def _keeper(size: int, path: Path | None) -> Callable[[str, np.ndarray], Any] | 
         )
     beside = path.with_name(f"{path.name}.data")
     beside.write_bytes(b"")
-    outside = import_module("tilewright.capture.to_onnx.external")
+    outside = import_module(_EXTERNAL)
     return lambda name, array: outside.kept(beside, name, array)
