@@ -54,3 +54,25 @@ def test_rounds_as_long_as_a_condition_holds(gpu: Gpu) -> None:
         for count in (0, 1, 4):
             given = torch.tensor(count), torch.randn(3)
             torch.testing.assert_close(fast(*given), f(*given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_updates_in_place(gpu: Gpu, known: bool) -> None:
+    """A row of a table in each round, of a known number or not."""
+    _, machine = gpu
+
+    def put(t: torch.Tensor, k: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return t.index_copy(0, k.reshape(1), (row * t.sum(0)).reshape(1, 4))
+
+    def f(n: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if known:
+            done, _ = scan(lambda c, k: (put(c, k, t[0]), k + 1), t + 1, torch.arange(3), dim=0)
+            return (done,)
+        start = torch.tensor(0), t + 1
+        return while_loop(lambda k, c: k < n, lambda k, c: (k + 1, put(c, k, t[0])), start)
+
+    with torch.no_grad():
+        fast = on_fake_gpu(f, machine, strict=True)
+        for _ in range(2):
+            given = torch.tensor(3), torch.rand(5, 4)
+            torch.testing.assert_close(fast(*given), f(*given), rtol=1e-5, atol=1e-5)

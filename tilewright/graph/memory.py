@@ -62,22 +62,31 @@ class _Storage:
     output: int | None = None
 
 
-def plan(fused: Fused) -> Plan:
-    return _Planner(fused).run()
+def plan(fused: Fused, overwritten: Mapping[Node, int] | None = None) -> Plan:
+    """`overwritten`: inputs that may lie where the result at a position goes, such as values that a
+    loop carries. They do where that result is an update of them in place."""
+    return _Planner(fused, overwritten or {}).run()
 
 
 class _Planner:
-    def __init__(self, fused: Fused) -> None:
-        self.fused = fused
+    def __init__(self, fused: Fused, overwritten: Mapping[Node, int]) -> None:
+        self.fused, self.overwritten = fused, overwritten
         self.storage: dict[Node, _Storage] = {}
         self.in_place: dict[Node, Node] = {}
 
     def run(self) -> Plan:
         last, results, copies = self.uses()
+        copied = {x for _, x in copies}
+        for x, at in self.overwritten.items():
+            if x in last and x not in copied:
+                self.storage[x] = _Storage([x], aligned(nbytes(x.ttype)), -1, last[x], at)
         for k, c in enumerate(self.fused.clusters):
             taken: set[Node] = set()
             for o in c.outputs:
                 self.give(k, c, o, last, results, taken)
+        for x in self.overwritten:
+            if x in self.storage and self.storage[x].nodes == [x]:
+                del self.storage[x]
         storages = list({id(s): s for s in self.storage.values()}.values())
         inside = [s for s in storages if s.output is None]
         size = _place_all(inside, offsets := {})
@@ -133,6 +142,9 @@ class _Planner:
             dies = found is not None and last[base] == k and base not in results
             if found is None or not dies or base in taken:
                 continue
+            at = self.overwritten.get(base)
+            if at is not None and (c.kind != "program" or results.get(o) != at):
+                continue  # a copy before the loop pays where a round updates a few elements
             taken.add(base)
             found.nodes.append(o)
             found.last = last[o]

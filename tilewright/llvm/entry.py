@@ -94,8 +94,8 @@ class Slices:
 class Carried:
     """A value that each round of a loop makes anew of the last: `first` before the first round,
     `result` in the end. Rounds write `result` and `spare` in turn, so that what is read and what is
-    written differ; or it is what they write of results `stacked`. `copy` is called with where it
-    lies in the end, and `result`, where these differ."""
+    written differ; or it is what they write of results `stacked`; or they update it `in_place`, in
+    `result`. `copy` takes it there, before the first round or after the last."""
 
     first: Slot
     result: Slot
@@ -103,6 +103,7 @@ class Carried:
     copy: str
     dims: tuple[str, ...]
     stacked: int | None = None
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,12 @@ declare void @tw_parallel(ptr, ptr, i64)"""
 
 @dataclass(frozen=True)
 class Entry:
+    """`in_place` are results that lie where an input does, as whoever calls it has said."""
+
     symbol: str
     actions: tuple[Action, ...]
     dims: tuple[str, ...]
+    in_place: tuple[int, ...] = ()
 
 
 def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
@@ -269,6 +273,11 @@ class _Writer(Sizes):
         starts = [(self.slot(s.slot), self.dim(s.step), s.back) for s in (*a.slices, *a.stacked)]
         places = [(self.slot(c.first), self.slot(c.result), self.slot(c.spare)) for c in a.carried]
         copies = [self.sizes(c.dims) for c in a.carried]
+        for j, c in enumerate(a.carried):
+            if c.in_place:
+                first, result, spare = places[j]
+                self.copy(c, first, result, copies[j])
+                places[j] = result, result, spare
         told = asked = ""
         if a.condition:
             asked, told = self.sizes(a.condition_dims), self.put("alloca [1 x ptr]")
@@ -313,17 +322,21 @@ class _Writer(Sizes):
         self.line(f"br label %{n}.head")
         self.label(f"{n}.end")
         for j, c in enumerate(a.carried):
-            if not c.copy:
+            if not c.copy or c.in_place:
                 continue
             differ = self.put(f"icmp ne ptr %{n}.now{j}, {places[j][1]}")
             self.line(f"br i1 {differ}, label %{n}.copy{j}, label %{n}.copied{j}")
             self.label(f"{n}.copy{j}")
-            args = self.put("alloca [2 x ptr]")
-            self.fill(args, "ptr", [f"%{n}.now{j}", places[j][1]])
-            self.line(f"call void @{c.copy}(ptr {args}, ptr {copies[j]})")
+            self.copy(c, f"%{n}.now{j}", places[j][1], copies[j])
             self.line(f"br label %{n}.copied{j}")
             self.label(f"{n}.copied{j}")
         self.memo = {}
+
+    def copy(self, c: Carried, source: str, to: str, sizes: str) -> None:
+        if c.copy:
+            args = self.put("alloca [2 x ptr]")
+            self.fill(args, "ptr", [source, to])
+            self.line(f"call void @{c.copy}(ptr {args}, ptr {sizes})")
 
     def part(self, start: str, step: str, k: str) -> str:
         offset = self.put(f"mul i64 {k}, {step}")

@@ -295,9 +295,15 @@ class Builder:
         details = Details(marks=self.marks, find_cut=lambda: cut)
         return self.code.load(data, details, prologue)
 
-    def entry(self, graph: Graph, symbol: str, inputs: dict[Node, int]) -> tuple[Entry, Dim]:
+    def entry(
+        self,
+        graph: Graph,
+        symbol: str,
+        inputs: dict[Node, int],
+        overwritten: Mapping[Node, int] | None = None,
+    ) -> tuple[Entry, Dim]:
         fused = fuse(graph, self.target, self.log)
-        p = plan(fused)
+        p = plan(fused, overwritten)
         self.fused, self.plan = fused, p
         where = Where(p, inputs, self.constants)
         one_thread = Roofline(replace(self.target, cores=1))
@@ -333,7 +339,8 @@ class Builder:
                 args = (where(source), Slot("out", out))
                 actions.append(Call(copy, args, dims_given, (size, size), 1))
         self.stages.clusters(fused, p, symbols.get)
-        e = Entry(symbol, tuple(actions), dims)
+        in_place = tuple(p.outputs[x] for x in overwritten or () if x in p.outputs)
+        e = Entry(symbol, tuple(actions), dims, in_place)
         self.entries.append(e)
         return e, p.size + extra
 
@@ -358,11 +365,14 @@ class Builder:
         """Does it leave all threads but one idle for long?"""
         return k.work > TOGETHER_SECONDS and not k.schedule.parallel and self.target.grid is None
 
-    def inside(self, graph: Graph, symbol: str, given: int) -> tuple[Entry, Dim]:
+    def inside(
+        self, graph: Graph, symbol: str, given: int, overwritten: Mapping[Node, int]
+    ) -> tuple[Entry, Dim]:
         """The entry of a graph inside; its constants are passed after its inputs."""
         outer = self.fused, self.plan, self.constants
         self.constants = {x: given + k for k, x in enumerate(self.constants)}
-        found = self.entry(graph, symbol, {x: k for k, x in enumerate(graph.inputs)})
+        inputs = {x: k for k, x in enumerate(graph.inputs)}
+        found = self.entry(graph, symbol, inputs, overwritten)
         self.fused, self.plan, self.constants = outer
         return found
 

@@ -26,9 +26,11 @@ class Entries(Protocol):
 
     constants: dict[Literal, int]
 
-    def inside(self, graph: Graph, symbol: str, given: int) -> tuple[Entry, Dim]:
+    def inside(
+        self, graph: Graph, symbol: str, given: int, overwritten: Mapping[Node, int]
+    ) -> tuple[Entry, Dim]:
         """The entry of a graph with as many inputs as are given, after which constants are passed;
-        and the bytes of its arena."""
+        and the bytes of its arena. Some inputs may lie where a result goes."""
         ...
 
     def copy(self, t: TensorType) -> tuple[str, tuple[str, ...]]:
@@ -135,11 +137,15 @@ class _Control:
         constants = (Slot("in", j) for j in self.by.constants.values())
         return (*map(self.where, operands), *constants)
 
-    def entries(self, graphs: Mapping[str, Graph]) -> tuple[list[Entry], Dim]:
-        """The entries of graphs that never run at the same time, and where their arena begins."""
+    def entries(
+        self, graphs: Mapping[str, Graph], carried: Mapping[Node, int] | None = None
+    ) -> tuple[list[Entry], Dim]:
+        """The entries of graphs that never run at the same time, and where their arena begins.
+        `carried`: values of the body, by the results that are made of them."""
         made, sizes = [], []
         for label, g in graphs.items():
-            e, size = self.by.inside(g, f"{self.symbol}_{label}", len(g.inputs))
+            own = carried if carried is not None and label == "body" else {}
+            e, size = self.by.inside(g, f"{self.symbol}_{label}", len(g.inputs), own)
             made.append(e)
             sizes.append(size)
         arena = self.scratch.end
@@ -159,9 +165,11 @@ class _Control:
 
     def while_loop(self, op: WhileLoop) -> Loop:
         count = len(op.body.outputs)
-        carried = tuple(self.carried(k, x) for k, x in enumerate(self.n.inputs[:count]))
+        graphs = {"body": op.body, "condition": op.condition}
+        (body, more), arena = self.entries(graphs, {op.body.inputs[k]: k for k in range(count)})
+        first = enumerate(self.n.inputs[:count])
+        carried = tuple(self.carried(k, x, in_place=k in body.in_place) for k, x in first)
         flag = self.scratch.take(1)
-        (body, more), arena = self.entries({"body": op.body, "condition": op.condition})
         inputs = self.passed(self.n.inputs[count:])
         asked = more.symbol, more.dims, flag
         return Loop(body.symbol, body.dims, 0, *asked, carried, (), inputs, (), arena)
@@ -170,8 +178,12 @@ class _Control:
         last = op.carried + op.sliced
         outputs = op.body.outputs[op.carried :]
         stacked = _also_stacked(op, self.results)
+        own = [k for k, at in enumerate(stacked) if at is None]
+        places = {op.body.inputs[k]: j for j, k in enumerate(own)}
+        (body,), arena = self.entries({"body": _round(op, self.results)}, places)
+        updated = {own[j] for j in body.in_place}
         given = zip(self.n.inputs[: op.carried], stacked, strict=True)
-        carried = tuple(self.carried(k, x, at) for k, (x, at) in enumerate(given))
+        carried = tuple(self.carried(k, x, at, k in updated) for k, (x, at) in enumerate(given))
         forward, rest = op.reverse[: op.sliced], op.reverse[op.sliced :]
         operands = zip(self.n.inputs[op.carried : last], op.body.inputs[op.carried :], forward)
         slices = tuple(Slices(self.where(x), nbytes(s.ttype), b) for x, s, b in operands)
@@ -179,19 +191,21 @@ class _Control:
             self.stacked(op.carried + k, o, back)
             for k, (o, back) in enumerate(zip(outputs, rest, strict=True))
         )
-        (body,), arena = self.entries({"body": _round(op, self.results)})
         inputs = self.passed(self.n.inputs[last:])
         endless = "", (), Slot("arena", 0)
         how = body.symbol, body.dims, op.length, *endless
         return Loop(*how, carried, slices, inputs, written, arena)
 
-    def carried(self, k: int, first: Node, stacked: int | None = None) -> Carried:
+    def carried(
+        self, k: int, first: Node, stacked: int | None = None, in_place: bool = False
+    ) -> Carried:
         t = first.ttype
         result = self.result(k, t)
-        spare = self.scratch.take(nbytes(t)) if stacked is None else result
-        wanted = k in self.results and t.size != 0
+        alone = in_place or stacked is not None
+        spare = result if alone else self.scratch.take(nbytes(t))
+        wanted = (in_place or k in self.results) and t.size != 0
         copy, dims = self.by.copy(t) if wanted else ("", ())
-        return Carried(self.where(first), result, spare, copy, dims, stacked)
+        return Carried(self.where(first), result, spare, copy, dims, stacked, in_place)
 
     def stacked(self, k: int, slice: Node, back: bool) -> Slices:
         """Every slice at its place; where nothing reads them, all at the same."""

@@ -81,8 +81,7 @@ class PlannedBranch:
 class PlannedLoop:
     """A plan over and over, as long as that of the condition writes a byte other than 0 at `flag`.
     Places are described as those of a branch. Carried values are at `first` before the first round;
-    rounds write them at `results` and `spares` in turn; `copies` take them to `results` from where
-    they are in the end."""
+    rounds write them at `results` and `spares` in turn; `copies` take them to `results`."""
 
     condition: Plan
     body: Plan
@@ -93,6 +92,7 @@ class PlannedLoop:
     inputs: tuple[Place, ...]
     arena: Place
     copies: tuple[Plan | None, ...]
+    in_place: tuple[bool, ...]  # copied before the first round, and updated where they are then
 
 
 @dataclass(frozen=True)
@@ -298,11 +298,16 @@ class Planner:
         if a.condition:
             condition = below.plan(self.entries[a.condition], inputs, 1)
             flow = condition, body, where(a.flag)
-            made = PlannedLoop(*flow, first, results, spares, fixed, arena, copies)
+            in_place = tuple(c.in_place for c in a.carried)
+            made = PlannedLoop(*flow, first, results, spares, fixed, arena, copies, in_place)
             return [made], [condition, *plans]
         count = int(D.evaluate(a.count, self.sizes))
         actions: list[PlannedAction] = []
         now = list(first)
+        for j, (c, copy) in enumerate(zip(a.carried, copies, strict=True)):
+            if c.in_place and copy is not None:
+                actions += [_moved(x, [now[j], results[j], arena]) for x in copy.actions]
+                now[j] = results[j]
         new = list(results if count % 2 else spares)  # the last round writes the results
         for k in range(count):
             slices = [self._part(s, k, count, where) for s in a.slices]
@@ -344,7 +349,7 @@ def _moved(a: PlannedAction, places: Sequence[Place]) -> PlannedAction:
         lists = (a.first, a.results, a.spares, a.inputs)
         first, results, spares, inputs = (tuple(map(place, x)) for x in lists)
         flow = place(a.flag), first, results, spares, inputs, place(a.arena)
-        return PlannedLoop(a.condition, a.body, *flow, a.copies)
+        return PlannedLoop(a.condition, a.body, *flow, a.copies, a.in_place)
     found = [place(p) for p in zip(a.base, a.source, strict=True)]
     base, source = tuple(b for b, _ in found), tuple(s for _, s in found)
     if isinstance(a, PlannedCall):

@@ -457,6 +457,10 @@ class CudaProgram(Program):
         now, results, spares = at(a.first), at(a.results), at(a.spares)
         inputs, (arena, flag) = at(a.inputs), at((a.arena, a.flag))
         new, other = results, spares
+        for j, copy in enumerate(a.copies):
+            if a.in_place[j] and copy is not None:
+                self._launch(copy.actions, [now[j], results[j], arena], stream)
+                now[j] = results[j]
         while True:
             given = [*now, *inputs]
             self._launch(a.condition.actions, [*given, flag, arena], stream)
