@@ -103,6 +103,35 @@ def test_batch_and_length(tmp_path: Path) -> None:
     package.close()
 
 
+class Kinds(nn.Module):
+    """Results that are inputs, weights, constants, views, twice the same, and of several dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x: torch.Tensor, twice: torch.Tensor, n: int = 3) -> tuple[Any, ...]:
+        y = x + twice[::2]
+        some = x, y, y, self.w, y.t(), x.sum(), x > 0, x.argmax(1)
+        return *some, torch.ones(3), {"deep": y * n, "none": None}
+
+
+def test_results_of_all_kinds(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model, b = Kinds().eval(), Dim("b", min=0, max=50)
+    given = torch.randn(3, 5), torch.randn(6, 5)
+    made = tw.export(model, *given, path=tmp_path / "p", dynamic=({0: b}, {0: 2 * b}))
+    assert [x["shape"] for x in made.manifest["inputs"]] == [["b", 5], ["2*b", 5]]
+    assert made.manifest["outputs"][-1]["name"] == "output9.deep"
+    package = Package(tmp_path / "p")
+    for n in (0, 1, 5):
+        xs = torch.randn(n, 5), torch.randn(2 * n, 5)
+        judge(model, xs, package(*(x.numpy() for x in xs)))
+    with pytest.raises(Failed, match=r"twice has the shape \[2\*b, 5\], and \[5, 5\] was given"):
+        package(np.zeros((2, 5), np.float32), np.zeros((5, 5), np.float32))
+    package.close()
+
+
 ZEROS = (np.zeros((3, 24), np.float32), np.zeros((2, 3), np.int64))
 CALLS: dict[str, tuple[list[np.ndarray], str]] = {
     "INPUTS": ([ZEROS[0]], "the package has 2 inputs, and 1 were given"),
