@@ -8,6 +8,7 @@ import pytest
 from tilewright import ops as _ops
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
+from tilewright.ir import expr as E
 from tilewright.ir.check import CHECKS, LEVELS, CheckFailed, Fault, check, level, verify
 from tilewright.ir.node import Graph, Item, Node, Op, Place, input, item
 from tilewright.ir.operator import OPERATORS, outputs_of, sample_node
@@ -120,3 +121,10 @@ def test_checks_can_be_chosen() -> None:
     verify(graph, only=["types-agree"])
     with pytest.raises(Invalid, match="there is no check hope"):
         verify(graph, only=["hope"])
+
+
+def test_a_reduction_within_a_scan_does_not_read_the_scan() -> None:
+    """Reductions are computed before the scan that reads them."""
+    x = E.placeholder((4, 4))
+    with pytest.raises(Invalid, match="a reduction within a scan reads the scan itself"):
+        E.scan((4,), 0, lambda own, i: E.reduce("add", (4,), lambda r: own[r] * x[i, r]), f32)

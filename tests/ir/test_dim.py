@@ -94,3 +94,9 @@ def test_steps_through_remainders() -> None:
     assert D.wrapped_coefficient(D.mod(k, n), s) == 0
     for hidden in (D.floordiv(k + i, n), D.mod(k, n + i), i * i, D.minimum(i, n)):
         assert D.wrapped_coefficient(hidden, s) is None
+
+
+def test_the_remainder_of_a_number_by_a_symbol() -> None:
+    n = D.sym("n", 1)
+    for a in (-1, 0, 3):
+        assert [D.evaluate(D.mod(a, n), {"n": k}) for k in (1, 2, 5)] == [a % 1, a % 2, a % 5]

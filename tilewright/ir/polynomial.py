@@ -454,7 +454,7 @@ def mod(a: Dim, n: Dim) -> Dim:
     if part is not None:
         return mod(part[0], part[1]) * part[2] + part[3]
     whole = _without_remainders(rest, n)
-    return whole % n if isinstance(whole, int) else from_atom(_atom("mod", rest, n))
+    return from_atom(_atom("mod", rest, n)) if Int in (type(whole), type(n)) else whole % n
 
 
 def _without_remainders(a: Dim, n: Dim) -> Dim:

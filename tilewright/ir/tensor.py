@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
-from tilewright.ir.parts import loads
+from tilewright.ir.parts import loads, walk
 from tilewright.ir.types import DType, f32, i64
-from tilewright.ir.values import Scalarish, Value, cast, load, value
+from tilewright.ir.values import Reduce, Scalarish, Value, cast, load, value
 
 
 class Tensor:
@@ -112,11 +113,14 @@ def scan(
     dtype: DType,
     name: str = "scan",
 ) -> Tensor:
-    """`body(self, *index)` may read self at smaller indices along `axis`."""
+    """`body(self, *index)` may read self at smaller indices along `axis`, outside of reductions:
+    these are computed before the scan begins."""
     idx, axes = _axes(shape)
     t = Tensor(name, tuple(shape), dtype)
     t.axes, t.ordered = axes, (axis,)
     t.body = cast(body(t, *idx), dtype)
+    if any(isinstance(x, Reduce) and any(r.source is t for r in loads(x)) for x in walk(t.body)):
+        raise Invalid(f"{name}: a reduction within a scan reads the scan itself")
     return t
 
 

@@ -21,7 +21,7 @@ from tilewright.ir.operator import Sample, operator
 from tilewright.ir.positions import Shape, may_equal
 from tilewright.ir.types import TensorType, bf16, f16, f64, i8, i32, i64, u64
 from tilewright.ops.samples import booleans, case, integers, normal
-from tilewright.ops.shapes import at, axis_of, broadcast_shapes, same_dtype
+from tilewright.ops.shapes import at, axis_of, broadcast_shapes, place_of_index, same_dtype
 
 
 def _want_index(what: str, t: TensorType) -> None:
@@ -186,12 +186,6 @@ def take(x: Node, idx: Node, axis: int, known: str = "any") -> Node:
 # ---- advanced indexing
 
 
-def _place(axes: Sequence[int]) -> int:
-    """Where the index's dims go: at the first indexed axis if all are adjacent, else in front."""
-    adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
-    return axes[0] if adjacent else 0
-
-
 def _check_advanced(
     what: str, axes: tuple[int, ...], x: TensorType, idx: Sequence[TensorType]
 ) -> Shape:
@@ -207,7 +201,7 @@ def _check_advanced(
     points = broadcast_shapes(*(t.shape for t in idx), what=what)
     for a in axes:
         _want_nonempty(what, x, a, TensorType(i64, points))
-    p = _place(axes)
+    p = place_of_index(axes)
     rest = tuple(d for k, d in enumerate(x.shape) if k not in axes)
     return rest[:p] + points + rest[p:]
 
@@ -217,7 +211,7 @@ def _advanced(
 ) -> tuple[Dim, ...]:
     """Where in x element i of the indexed result lies."""
     n = max(t.rank for t in idx)
-    p = _place(axes)
+    p = place_of_index(axes)
     point, rest = i[p : p + n], iter((*i[:p], *i[p + n :]))
     rows = {a: _in_range(at(t, point), x.shape[a], known) for a, t in zip(axes, idx, strict=True)}
     return tuple(rows[k] if k in rows else next(rest) for k in range(x.rank))

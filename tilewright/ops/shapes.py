@@ -90,3 +90,9 @@ def count(shape: Shape, axes: Sequence[int]) -> Dim:
     for a in axes:
         n = n * shape[a]
     return n
+
+
+def place_of_index(axes: Sequence[int]) -> int:
+    """Where the index's dims go: at the first indexed axis if all are adjacent, else in front."""
+    adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
+    return axes[0] if adjacent else 0

@@ -111,9 +111,14 @@ class Check:
     where: str  # the node of the model
     size: Dim  # of the axis that is indexed
 
+    @property
+    def template(self) -> str:
+        """What is told, for an {index} and a {size}."""
+        return f"{self.where}: index {{index}} is outside of an axis of {{size}} elements"
+
     def words(self, found: int, size: int) -> str:
         index = found - 1 if found > 0 else found
-        return f"{self.where}: index {index} is outside of an axis of {size} elements"
+        return self.template.replace("{index}", str(index)).replace("{size}", str(size))
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,8 @@ class Context:
     facts: Known
     weight: Callable[[np.ndarray, int], Node]  # a constant array, small or large
     checks: Checks
+    # The beginnings of tensors along an axis, of a length that is the value of a node.
+    bounded: Callable[[Node, Sequence[Node], int], tuple[Node, ...]]
 
     def get(self, name: str, default: T) -> T:
         """An attribute, or its default."""

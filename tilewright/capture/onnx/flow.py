@@ -19,6 +19,7 @@ from tilewright.base.errors import Unsupported
 from tilewright.capture.onnx.context import Check, Checks, Value
 from tilewright.capture.onnx.elements import Narrow
 from tilewright.capture.onnx.known import Known, NeedsSizes, NeedsValue
+from tilewright.graph.divide import Cut
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Graph, Input, Node, constant, input, node, topological
@@ -44,6 +45,7 @@ class Walk(Protocol):
 
     facts: Known
     checks: Checks
+    cuts: list[Cut]
 
     def body(
         self, body: onnx.GraphProto, given: Mapping[str, Value], scope: Scope
@@ -98,9 +100,12 @@ class _Flow:
         body: onnx.GraphProto = self.attributes[name]
         if len(body.input) != len(given):
             raise self.refuse(f"its body takes {len(body.input)} values, it is given {len(given)}")
-        before = dict(self.walk.checks.found)
+        before, cuts = dict(self.walk.checks.found), len(self.walk.cuts)
         named = {v.name: x for v, x in zip(body.input, given, strict=True)}
         out = self.walk.body(body, named, self.scope)
+        if len(self.walk.cuts) > cuts:
+            del self.walk.cuts[cuts:]
+            raise self.refuse("a result inside of it has a size that only data decides")
         found = self.walk.checks.found
         own = {n: c for n, c in found.items() if n not in before}
         self.walk.checks.found = before

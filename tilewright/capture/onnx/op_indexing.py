@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import reduce
 
-import numpy as np
-
 from tilewright import ops
 from tilewright.capture.onnx.context import Context, axis_in, static, translation
 from tilewright.ir.dim import Dim
@@ -112,21 +110,3 @@ def tensor_scatter(c: Context, past: Node, update: Node, start: Node | None = No
     if c.get("mode", "linear") == "circular":
         at = ops.mod(at, n)
     return ops.scatter(past, ops.expand(at, update.shape), update, axis)
-
-
-@translation("Compress")
-def compress(c: Context, x: Node, condition: Node) -> Node:
-    taken = np.flatnonzero(c.numbers(condition)).astype(np.int64)
-    axis = c.attributes.get("axis")
-    if axis is None:
-        x, k = ops.reshape(x, (_count(x.shape),)), 0
-    else:
-        k = axis_in(c, axis, x.rank)
-    return ops.take(x, c.weight(taken, 7), k)
-
-
-@translation("NonZero")
-def non_zero(c: Context, x: Node) -> Node:
-    if not c.is_constant(x):
-        c.refuse("its result has a size that only data decides")
-    return c.weight(np.array(np.nonzero(c.numbers(x)), np.int64), 7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright import ops
-from tilewright.capture.onnx.context import Context, axis_in, translation
+from tilewright.capture.onnx.context import Context, axis_in, static, translation
 from tilewright.ir import dim as D
 from tilewright.ir.node import Node, item
 from tilewright.ir.types import f32, i64
@@ -110,6 +110,7 @@ translation("CumProd")(_cumulative(ops.cumprod, 1))
 def top_k(c: Context, x: Node, count: Node | None = None) -> tuple[Node, Node]:
     axis = axis_in(c, c.get("axis", -1), x.rank)
     k = c.get("k", 0) if count is None else c.one(count)
+    static(x.shape[axis : axis + 1], "TopK")
     pair = ops.topk(x, k, axis, bool(c.get("largest", 1)))
     return item(pair, 0), item(pair, 1)
 

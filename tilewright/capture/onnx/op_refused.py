@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tilewright.capture.onnx.context import refuse_operators
 
-refuse_operators("its result has a size that only data decides", "Unique", "NonMaxSuppression")
 refuse_operators(
     "strings have no native form",
     "StringConcat",

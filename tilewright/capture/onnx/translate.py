@@ -37,6 +37,7 @@ from tilewright.capture.onnx.flow import NAMES, Scope, translated_flow
 from tilewright.capture.onnx.functions import body_of, defaults, schema_of, value_of
 from tilewright.capture.onnx.known import Known, NeedsSizes, NeedsValue
 from tilewright.capture.onnx.model import OWN_DOMAINS, Model, label, opsets
+from tilewright.graph.divide import Cut, Part, Trim, divide
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, constant, input
@@ -50,9 +51,9 @@ DEEPEST = 100  # bodies inside each other: a function that calls itself has no e
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor among the arguments or results: its place there, and its element type."""
+    """A tensor among the arguments or results: its node, and its element type."""
 
-    place: int
+    node: Node
     element: int
 
 
@@ -60,18 +61,45 @@ Tree = Leaf | list["Tree"] | None
 
 
 @dataclass(frozen=True)
+class Watched:
+    """A part of the graph. Where there are `checks`, its last outputs are integers: whether one
+    failed, then each of them."""
+
+    part: Part
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True)
 class Translated:
-    """A graph whose first inputs are the weights, then the model's inputs. `specialised` are the
-    inputs whose values it was made for, `sizes` the symbolic dims that were given as numbers. Where
-    there are `checks`, the last outputs are integers: whether one failed, then each of them."""
+    """A graph whose first inputs are the weights, then the model's inputs, then results that are
+    trimmed to a size that data decides (`cuts`), and the parts that run one after the other.
+    `symbols` are the names of sizes in graphs. `specialised` are the inputs whose values it was
+    made for, `sizes` the symbolic dims that were given as numbers. Where the sizes of `cuts` have
+    to be numbers to go on, there are no outputs yet (`whole` is false)."""
 
     graph: Graph
-    weights: tuple[Callable[[], np.ndarray], ...]
+    weights: Mapping[Node, Callable[[], np.ndarray]]
+    parts: tuple[Watched, ...]
+    cuts: tuple[Cut, ...]
     inputs: Mapping[str, Tree]
     outputs: Mapping[str, Tree]
+    symbols: Mapping[str, str]
     specialised: Mapping[str, np.ndarray]
     sizes: Mapping[str, int]
-    checks: tuple[Check, ...]
+    whole: bool
+
+    def undivided(self) -> tuple[Graph, tuple[Check, ...]]:
+        """All of it as one graph, whose last outputs are those of the checks, where there are."""
+        if self.cuts or len(self.parts) > 1:
+            raise Unsupported("a result has a size that only data decides")
+        leaves = [leaf.node for tree in self.outputs.values() for leaf in leaves_of(tree)]
+        if not self.parts:
+            return self.graph, ()
+        (only,) = self.parts
+        made = dict(zip(only.part.gives, only.part.graph.outputs))
+        watched = only.part.graph.outputs[len(only.part.gives) :]
+        outputs = (*(made[n] for n in leaves), *watched)
+        return Graph(self.graph.name, self.graph.inputs, outputs), only.checks
 
 
 def translate(
@@ -102,6 +130,8 @@ class _Walk:
         self.facts = Known(self.weights, self.given, self.names)
         self.checks = Checks()
         self.symbols = symbols_of(model)
+        self.cuts: list[Cut] = []
+        self.counted: list[str] = []  # the names of their sizes
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
 
     def run(self) -> Translated:
@@ -115,21 +145,50 @@ class _Walk:
         for v in g.input:
             if v.name not in env:
                 env[v.name], trees[v.name] = self.argument(v.name, v.type)
-        self.nodes(g.node, env, {}, opsets(self.model.proto), 0)
-        leaves: list[Node] = []
-        outputs = {o.name: _tree(env[o.name], leaves) for o in g.output}
+        whole, outputs = True, {}
+        try:
+            self.nodes(g.node, env, {}, opsets(self.model.proto), 0)
+            outputs = {o.name: _tree(env[o.name]) for o in g.output}
+        except NeedsSizes:
+            if not self.cuts or set(self.symbols) - set(self.sizes) - set(self.counted):
+                raise
+            whole = False  # what there is so far computes the sizes
         used = {self.names[n] for n in self.facts.used}
-        watched = _watched(list(self.checks.found))
-        graph = Graph("onnx", (*self.weights, *self.inputs), (*leaves, *watched))
+        checks = self.checks.found
+        trimmed = [t.result for c in self.cuts for t in c.trims]
+        leaves = [leaf.node for tree in outputs.values() for leaf in leaves_of(tree)]
+        graph = Graph("onnx", (*self.weights, *self.inputs, *trimmed), (*leaves, *checks))
         return Translated(
             graph,
-            tuple(self.weights.values()),
+            self.weights,
+            tuple(_watched(p, checks) for p in divide(graph, self.cuts)),
+            tuple(self.cuts),
             trees,
             outputs,
+            self.symbols,
             {name: np.asarray(self.values[name]) for name in sorted(used)},
             self.sizes,
-            tuple(self.checks.found.values()),
+            whole,
         )
+
+    # ---- sizes that data decides
+
+    def bounded(
+        self, where: str, count: Node, sources: Sequence[Node], axis: int
+    ) -> tuple[Node, ...]:
+        """The beginnings of some tensors along an axis, of a length that is the value of `count`:
+        what reads them is a program of its own, whose sizes are known when it is called."""
+        name, symbol = f"{where}: size {len(self.counted)}", f"n{len(self.counted)}"
+        size: Dim = self.sizes[name] if name in self.sizes else D.sym(symbol, 1)
+        self.counted.append(name)
+        self.symbols[name] = symbol
+        trims = []
+        for x in sources:
+            shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+            result = input(f"{symbol}_{len(trims)}", TensorType(x.dtype, shape))
+            trims.append(Trim(result, x, axis))
+        self.cuts.append(Cut(symbol, count, tuple(trims)))
+        return tuple(t.result for t in trims)
 
     # ---- inputs and constants
 
@@ -168,7 +227,7 @@ class _Walk:
         self, name: str, element: int, shape: Sequence[Dim], value: Any
     ) -> tuple[Value, Tree]:
         n = input(f"x{len(self.inputs)}", TensorType(dtype_for(element), tuple(shape)))
-        tree = Leaf(len(self.inputs), element)
+        tree = Leaf(n, element)
         self.inputs.append(n)
         self.names[n] = name
         if value is not None:
@@ -222,7 +281,7 @@ class _Walk:
                         f"{n.op_type}: operands and attributes do not fit together: {error}"
                     ) from error
             except TilewrightError as error:
-                if isinstance(error, Invalid) and self.symbols and not self.sizes:
+                if isinstance(error, Invalid) and set(self.symbols) - set(self.sizes):
                     # Sizes that do not fit as symbols may do so as numbers.
                     raise NeedsSizes(f"{label(n)}: {error.what}") from error
                 if error.where is None:
@@ -300,6 +359,7 @@ class _Walk:
             self.facts,
             self.weight,
             self.checks,
+            partial(self.bounded, label(n)),
         )
         taken = operands if entry.narrow else [_unwrapped(x) for x in operands]
         if any(isinstance(x, _Text) for x in operands):
@@ -371,12 +431,17 @@ class _Walk:
         return [inner[name] if wanted else None for name, wanted in asked]
 
 
-def _watched(checks: list[Node]) -> list[Node]:
-    """The outputs of checks: one that is not 0 where any failed, then all."""
-    if not checks:
-        return []
-    failed = [ops.cast(ops.ne(v, ops.number(0, i64)), i64) for v in checks]
-    return [reduce(ops.maximum, failed), *checks]
+def _watched(part: Part, checks: Mapping[Node, Check]) -> Watched:
+    """A part with the outputs of its checks last: one that is not 0 where any failed, then all."""
+    pairs = list(zip(part.gives, part.graph.outputs))
+    results = [(n, o) for n, o in pairs if n not in checks]
+    found = [(n, o) for n, o in pairs if n in checks]
+    outputs = [o for _, o in results]
+    if found:
+        failed = [ops.cast(ops.ne(o, ops.number(0, i64)), i64) for _, o in found]
+        outputs += [reduce(ops.maximum, failed), *(o for _, o in found)]
+    kept = Part(part.graph.with_outputs(outputs), part.reads, tuple(n for n, _ in results))
+    return Watched(kept, tuple(checks[n] for n, _ in found))
 
 
 class _Text(list[Value]):
@@ -426,12 +491,17 @@ def symbol_of(name: str, axis: int, d: onnx.TensorShapeProto.Dimension) -> str:
     return d.dim_param or f"{name}.{axis}"
 
 
-def _tree(x: Value, leaves: list[Node]) -> Tree:
+def _tree(x: Value) -> Tree:
     if isinstance(x, list):
-        return [_tree(v, leaves) for v in x]
+        return [_tree(v) for v in x]
     if x is None:
         return None
     n = _unwrapped(x)
     assert isinstance(n, Node)
-    leaves.append(n)
-    return Leaf(len(leaves) - 1, x.element if isinstance(x, Narrow) else ELEMENT_OF[n.dtype])
+    return Leaf(n, x.element if isinstance(x, Narrow) else ELEMENT_OF[n.dtype])
+
+
+def leaves_of(tree: Tree) -> list[Leaf]:
+    if isinstance(tree, list):
+        return [leaf for t in tree for leaf in leaves_of(t)]
+    return [tree] if tree is not None else []

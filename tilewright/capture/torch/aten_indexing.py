@@ -19,10 +19,9 @@ from tilewright.capture.torch.checks import (
     added,
 )
 from tilewright.capture.torch.context import Context, Operand, axis_of, cast
-from tilewright.capture.torch.layout import contiguous
 from tilewright.capture.torch.registry import Untranslated, aten
 from tilewright.ir import dim as D
-from tilewright.ir.node import Node
+from tilewright.ir.node import Node, item
 from tilewright.ir.types import bf16, f16, f32, i64
 from tilewright.ops.indexing import KNOWN
 
@@ -297,17 +296,7 @@ def searchsorted(
 @aten("nonzero_static.default")
 def nonzero_static(c: Context, x: Node, *, size: int, fill_value: int = -1) -> Node:
     """The first `size` places that are not zero, row by row; `fill_value` after the last."""
-    n = x.ttype.size
-    flat = ops.reshape(ops.ne(x, c.number(0, x.dtype)), (n,))
-    rank = ops.sub(ops.cumsum(ops.cast(flat, i64), 0), c.number(1, i64))
-    # Positions that are not needed go to one more row, which is cut off.
-    wanted = ops.logical_and(flat, ops.lt(rank, c.number(size, i64)))
-    row = ops.where(wanted, rank, c.number(size, i64))
-    place = ops.iota(n, 0, 1, i64)
-    found = ops.scatter(ops.full((size + 1,), -1, i64), row, place, 0, None)
-    found = ops.slice(found, 0, 0, size, 1)
-    columns = []
-    for stride, extent in zip(contiguous(x.shape), x.shape, strict=True):
-        at = ops.mod(ops.floordiv(found, c.number(stride, i64)), c.number(extent, i64))
-        columns.append(ops.where(ops.lt(found, c.number(0, i64)), c.number(fill_value, i64), at))
-    return ops.stack(columns, 1) if columns else ops.full((size, 0), 0, i64)
+    found = ops.nonzero(x, size)
+    places = ops.permute(item(found, 0), (1, 0))
+    inside = ops.lt(ops.reshape(ops.iota(size), (size, 1)), item(found, 1))
+    return ops.where(inside, places, c.number(fill_value, i64))

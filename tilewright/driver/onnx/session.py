@@ -19,15 +19,16 @@ from tilewright.capture.onnx.translate import (
     Leaf,
     Translated,
     Tree,
+    Watched,
+    leaves_of,
     symbol_of,
-    symbols_of,
     translate,
 )
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.graph.specialise import specialise
 from tilewright.ir import dim as D
-from tilewright.ir.node import Graph, topological
+from tilewright.ir.node import Graph, Node, topological
 from tilewright.ir.types import from_memory, to_memory
 from tilewright.runtime.program import Program
 
@@ -43,30 +44,56 @@ class Argument:
     shape: list[int | str | None]
 
 
-class _Compiled:
-    """One program of a model: for all values, or for those that it was specialised to."""
+class _Part:
+    """One program of those that compute a model: all of it, or what comes before or after a size
+    that data decides."""
 
-    def __init__(self, made: Translated, symbols: Mapping[str, str], options: Options) -> None:
+    def __init__(self, watched: Watched, made: Translated, options: Options) -> None:
+        self.part, self.checks = watched.part, watched.checks
+        self.program: Program = compile_graph(self.part.graph, options)
+        self.watched = len(self.checks) + 1 if self.checks else 0
+        self.program.watch(self.watched)
+        weights = [n for n in self.part.reads if n in made.weights]
+        self.reads = self.part.reads[len(weights) :]
+        self.weights = [to_memory(made.weights[n](), n.dtype) for n in weights]
+        self.bound = self.program.bind([w.ctypes.data for w in self.weights])
+        self.outputs = self.program.outputs[: len(self.program.outputs) - self.watched]
+
+    def run(self, values: dict[Node, np.ndarray], known: Mapping[str, int]) -> None:
+        """Adds what it gives to the values of nodes. `known` are sizes by their symbols."""
+        outputs = []
+        for t in self.outputs:
+            shape = tuple(int(D.evaluate(d, known)) for d in t.shape)
+            outputs.append(np.empty(shape, t.dtype.memory))
+        arrays = [values[n] for n in self.reads]
+        found = self.program.run_bound(
+            self.bound,
+            [a.ctypes.data for a in arrays],
+            [o.ctypes.data for o in outputs],
+            [known[d] for d in self.program.dims],
+        )
+        for value, check in zip(found[1:] if found else (), self.checks):
+            if value:
+                raise Invalid(check.words(value, int(D.evaluate(check.size, known))))
+        values.update(zip(self.part.gives, outputs))
+
+
+class _Compiled:
+    """The programs of a model: for all values, or for those that they were specialised to."""
+
+    def __init__(self, made: Translated, options: Options) -> None:
         self.made = made
         self._fitting: set[tuple[int, ...]] = set()
-        self.program: Program = compile_graph(made.graph, options)
-        self.watched = len(made.checks) + 1 if made.checks else 0
-        self.program.watch(self.watched)
-        count = len(made.weights)
-        types = self.program.inputs[:count]
-        self.weights = [to_memory(w(), t.dtype) for w, t in zip(made.weights, types)]
-        self.bound = self.program.bind([w.ctypes.data for w in self.weights])
-        self.types = self.program.inputs[count:]
-        by_dim = {dim: symbol for symbol, dim in symbols.items()}
-        self.dims = [by_dim[d] for d in self.program.dims]
-        self.symbols = symbols
+        self.parts = [_Part(w, made, options) for w in made.parts]
+        self.names = {symbol: name for name, symbol in made.symbols.items()}
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
         """Do the shapes of its graph fit together for these sizes? Operators on symbolic sizes
         assume what they cannot prove."""
-        if self.made.sizes or not sizes or (key := tuple(sizes.values())) in self._fitting:
+        opened = {name: n for name, n in sizes.items() if name not in self.made.sizes}
+        if not opened or (key := tuple(opened.values())) in self._fitting:
             return True
-        if not fit(self.made, self.symbols, sizes):
+        if 0 in opened.values() or not fit(self.made, opened):
             return False
         self._fitting.add(key)
         return True
@@ -74,62 +101,75 @@ class _Compiled:
     @property
     def constant(self) -> bool:
         """Does no output depend on an input?"""
-        graph, count = self.made.graph, len(self.made.weights)
-        results = graph.outputs[: len(graph.outputs) - self.watched]
-        return not set(graph.inputs[count:]) & set(topological(results))
+        leaves = [x.node for tree in self.made.outputs.values() for x in leaves_of(tree)]
+        inputs = set(self.made.graph.inputs) - set(self.made.weights)
+        return not inputs & set(topological(leaves))
 
     def fits(self, feeds: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
-        """Was it made for this call?"""
-        if any(sizes[symbol] != n for symbol, n in self.made.sizes.items()):
+        """Was it made for this call, and does it say more than is known?"""
+        if any(sizes.get(symbol) != n for symbol, n in self.made.sizes.items()):
             return False
-        if not self.made.sizes and 0 in sizes.values():
-            return False
-        if any(not self._alike(tree, feeds[name]) for name, tree in self.made.inputs.items()):
+        if any(not _alike(tree, feeds[name]) for name, tree in self.made.inputs.items()):
             return False
         if not all(_equal(feeds[name], v) for name, v in self.made.specialised.items()):
             return False
+        if not self.made.whole and all(self.names[c.symbol] in sizes for c in self.made.cuts):
+            return False
         return self.takes(sizes)
 
-    def _alike(self, tree: Tree, value: Any) -> bool:
-        """Has a value the structure, and the sizes that are numbers, of what it was made for?"""
-        if isinstance(tree, list):
-            same = isinstance(value, list | tuple) and len(value) == len(tree)
-            return same and all(self._alike(t, v) for t, v in zip(tree, value))
-        if tree is None or value is None:
-            return tree is value
-        wanted, shape = self.types[tree.place].shape, np.shape(value)
-        return len(wanted) == len(shape) and all(
-            not isinstance(d, int) or d == n for d, n in zip(wanted, shape)
-        )
-
-    def run(self, feeds: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
-        arrays: list[np.ndarray] = []
+    def run(self, feeds: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any] | dict[str, int]:
+        """Results; or sizes that data decided, where it was not made for these."""
+        values: dict[Node, np.ndarray] = {}
         for name, tree in self.made.inputs.items():
-            _collect(tree, feeds[name], arrays)
-        known = {self.symbols[symbol]: n for symbol, n in sizes.items()}
-        outputs = []
-        for t in self.program.outputs[: len(self.program.outputs) - self.watched]:
-            shape = tuple(int(D.evaluate(d, known)) for d in t.shape)
-            outputs.append(np.empty(shape, t.dtype.memory))
-        found = self.program.run_bound(
-            self.bound,
-            [a.ctypes.data for a in arrays],
-            [o.ctypes.data for o in outputs],
-            [sizes[symbol] for symbol in self.dims],
-        )
-        for value, check in zip(found[1:] if found else (), self.made.checks):
-            if value:
-                raise Invalid(check.words(value, int(D.evaluate(check.size, known))))
-        return [_given(tree, outputs) for tree in self.made.outputs.values()]
+            _collect(tree, feeds[name], values)
+        sizes = dict(sizes)
+        known = {self.made.symbols[name]: n for name, n in sizes.items()}
+        for part in self.parts:
+            part.run(values, known)
+            if self.made.cuts and self._count(values, known, sizes) and not self.takes(sizes):
+                return sizes
+        if not self.made.whole:
+            return sizes
+        return [_given(tree, values) for tree in self.made.outputs.values()]
+
+    def _count(
+        self, values: dict[Node, np.ndarray], known: dict[str, int], sizes: dict[str, int]
+    ) -> bool:
+        """Reads the sizes that are there now, and trims what has them. Were there any?"""
+        more = False
+        for cut in self.made.cuts:
+            if cut.trims[0].result in values or cut.count not in values:
+                continue
+            n = sizes[self.names[cut.symbol]] = known[cut.symbol] = int(values[cut.count])
+            more = True
+            for t in cut.trims:
+                front = (slice(None),) * t.axis + (slice(n),)
+                values[t.result] = np.ascontiguousarray(values[t.source][front])
+        return more
 
 
-def fit(made: Translated, symbols: Mapping[str, str], sizes: Mapping[str, int]) -> bool:
+def fit(made: Translated, sizes: Mapping[str, int]) -> bool:
     """Has a graph types for these sizes?"""
+    known = {made.symbols[name]: n for name, n in sizes.items()}
     try:
-        specialise(made.graph, {symbols[symbol]: n for symbol, n in sizes.items()})
+        for w in made.parts:
+            specialise(w.part.graph, known)
     except Invalid:
         return False
     return True
+
+
+def _alike(tree: Tree, value: Any) -> bool:
+    """Has a value the structure, and the sizes that are numbers, of what a program was made for?"""
+    if isinstance(tree, list):
+        same = isinstance(value, list | tuple) and len(value) == len(tree)
+        return same and all(_alike(t, v) for t, v in zip(tree, value))
+    if tree is None or value is None:
+        return tree is value
+    wanted, shape = tree.node.shape, np.shape(value)
+    return len(wanted) == len(shape) and all(
+        not isinstance(d, int) or d == n for d, n in zip(wanted, shape)
+    )
 
 
 def _equal(a: Any, b: np.ndarray) -> bool:
@@ -137,25 +177,25 @@ def _equal(a: Any, b: np.ndarray) -> bool:
     return x.shape == b.shape and x.dtype == b.dtype and x.tobytes() == b.tobytes()
 
 
-def _collect(tree: Tree, value: Any, arrays: list[np.ndarray]) -> None:
-    """Arrays as native code reads them, in the order of the graph's inputs."""
+def _collect(tree: Tree, value: Any, values: dict[Node, np.ndarray]) -> None:
+    """Arrays as native code reads them, by the inputs of the graph."""
     if isinstance(tree, list):
         for t, v in zip(tree, value):
-            _collect(t, v, arrays)
+            _collect(t, v, values)
     elif tree is not None:
         array = np.asarray(value)
         if tree.element in DTYPE_OF:
             memory = dtype_for(tree.element).memory
             array = np.asarray(array, order="C")
-            arrays.append(array if array.dtype == memory else array.view(memory))
+            values[tree.node] = array if array.dtype == memory else array.view(memory)
         else:
-            arrays.append(np.asarray(array.astype(dtype_for(tree.element).numpy), order="C"))
+            values[tree.node] = np.asarray(array.astype(tree.node.dtype.numpy), order="C")
 
 
-def _given(tree: Tree, outputs: Sequence[np.ndarray]) -> Any:
+def _given(tree: Tree, values: Mapping[Node, np.ndarray]) -> Any:
     if isinstance(tree, list):
-        return [_given(t, outputs) for t in tree]
-    return to_user(outputs[tree.place], tree.element) if isinstance(tree, Leaf) else None
+        return [_given(t, values) for t in tree]
+    return to_user(values[tree.node], tree.element) if isinstance(tree, Leaf) else None
 
 
 class Session:
@@ -170,7 +210,6 @@ class Session:
         self, model: Model, values: Mapping[str, Any] | None, options: Options | None
     ) -> None:
         self._model, self._options = model, options or Options()
-        self._symbols = symbols_of(model)
         weights = {t.name for t in model.proto.graph.initializer}
         graph = model.proto.graph
         self._inputs = {v.name: v.type for v in graph.input if v.name not in weights}
@@ -196,6 +235,15 @@ class Session:
         return [_argument(name, t) for name, t in self._outputs.items()]
 
     @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def values(self) -> Mapping[str, np.ndarray]:
+        """Inputs that are always the same."""
+        return self._values
+
+    @property
     def specialised(self) -> list[dict[str, Any]]:
         """Of each program so far, the values of inputs and the sizes that it was made for."""
         return [{**c.made.specialised, **c.made.sizes} for c in self._compiled]
@@ -213,7 +261,7 @@ class Session:
 
     @property
     def programs(self) -> list[Program]:
-        return [c.program for c in self._compiled]
+        return [part.program for c in self._compiled for part in c.parts]
 
     # ---- calls
 
@@ -241,44 +289,50 @@ class Session:
                 )
         feeds = {**self._values, **feeds}
         sizes = self._checked(feeds)
-        program = next((c for c in self._compiled if c.fits(feeds, sizes)), None)
-        if program is None:
-            program = self._compile_for(feeds, sizes)
-        results = program.run(feeds, sizes)
+        results: list[Any] | dict[str, int] = sizes
+        while isinstance(results, dict):  # data decided sizes that a program has to be made for
+            sizes = results
+            program = next((c for c in self._compiled if c.fits(feeds, sizes)), None)
+            if program is None:
+                program = self._compile_for(feeds, sizes)
+            results = program.run(feeds, sizes)
         if output_names is None:
             return results
         return [results[names.index(name)] for name in output_names]
 
     def definition(
         self, feeds: Mapping[str, Any]
-    ) -> tuple[Graph, list[np.ndarray], dict[str, int]]:
+    ) -> tuple[Graph, list[np.ndarray], dict[str, int]] | None:
         """What a call with these inputs, which was made before, computes: a graph with one result
         for each output that is a tensor, its arguments (the weights first), and the sizes of its
-        symbolic dims."""
+        symbolic dims. None where several graphs run, one after the other."""
         feeds = {**self._values, **feeds}
         sizes = self._checked(feeds)
-        found = next(c for c in self._compiled if c.fits(feeds, sizes))
-        made, given = found.made, list[np.ndarray]()
+        made = next(c.made for c in self._compiled if c.fits(feeds, sizes))
+        if made.cuts:
+            return None
+        given: dict[Node, np.ndarray] = {}
         for name, tree in made.inputs.items():
             _collect(tree, feeds[name], given)
-        arguments = [from_memory(a, t.dtype) for a, t in zip(given, found.types, strict=True)]
-        places = [t.place for t in made.outputs.values() if isinstance(t, Leaf)]
-        outputs = tuple(made.graph.outputs[k] for k in places)
+        arguments = [
+            made.weights[n]() if n in made.weights else from_memory(given[n], n.dtype)
+            for n in made.graph.inputs
+        ]
+        outputs = tuple(t.node for t in made.outputs.values() if isinstance(t, Leaf))
         graph = Graph(made.graph.name, made.graph.inputs, outputs)
-        known = {self._symbols[symbol]: n for symbol, n in sizes.items()}
-        return graph, [*(w() for w in made.weights), *arguments], known
+        return graph, arguments, {made.symbols[symbol]: n for symbol, n in sizes.items()}
 
     def _compile_for(self, feeds: Mapping[str, Any], sizes: Mapping[str, int]) -> _Compiled:
         offered = {k: v for k, v in feeds.items() if k in self._values or _offers(v)}
         if 0 not in sizes.values():
             with suppress(NeedsSizes):
                 made = translate(self._model, offered, {})
-                if fit(made, self._symbols, sizes):
+                if fit(made, sizes):
                     return self._compile(made)
         return self._compile(translate(self._model, offered, sizes))
 
     def _compile(self, made: Translated) -> _Compiled:
-        program = _Compiled(made, self._symbols, self._options)
+        program = _Compiled(made, self._options)
         self._compiled.append(program)
         return program
 
@@ -363,6 +417,31 @@ def _argument(name: str, t: onnx.TypeProto) -> Argument:
         for d in t.tensor_type.shape.dim
     ]
     return Argument(name, f"tensor({name_of(t.tensor_type.elem_type).lower()})", dims)
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What a model takes and gives, and how large it is."""
+
+    inputs: list[Argument]
+    outputs: list[Argument]
+    opset: int
+    nodes: int
+    weights: int  # numbers in initializers
+
+
+def interface(source: str | Path | bytes) -> Interface:
+    """Of a model that is read and checked, but not compiled."""
+    model = read(source)
+    graph = model.proto.graph
+    weights = {t.name for t in graph.initializer}
+    return Interface(
+        [_argument(v.name, v.type) for v in graph.input if v.name not in weights],
+        [_argument(v.name, v.type) for v in graph.output],
+        model.opset,
+        len(graph.node),
+        sum(int(np.prod(t.dims, dtype=np.int64)) for t in graph.initializer),
+    )
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:

@@ -10,6 +10,8 @@ from tilewright.driver.cli.command import Command
 COMMANDS = {
     "run": "run a model, show its results, and check them",
     "compile": "compile a model, and tell kernels, times and what the cache had",
+    "export": "write a model as a package that runs without Python, on this machine or others",
+    "info": "show what a package holds, without running any of it",
     "explain": "show kernels, schedules, refusals, memory and compile time of a model",
     "bench": "time models, operators or a program against other compilers",
     "tune": "search for faster schedules of a model's kernels, and record them",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilewright.base.errors import Invalid
+from tilewright.driver.cli.models.dims import OpenDim
 from tilewright.driver.cli.models.inputs import Inputs, parse_inputs
+from tilewright.driver.export.api import Exported
 from tilewright.driver.looking.explain import Explanation
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.validation import Report
@@ -89,6 +92,13 @@ class Model(ABC):
     def stages(self, how: How, only_if_wrong: bool) -> list[Report]:
         """A compile judged stage by stage; `only_if_wrong`: nothing where results are right."""
         raise self._compiled_before()
+
+    def exported(self, how: How, path: Path, dims: Sequence[OpenDim], **options: Any) -> Exported:
+        """Written as a package, with these sizes open; `options` are those of `tw.export`."""
+        raise Invalid(
+            f"{self.name} is of a kind that cannot be exported",
+            hint="name a program in Python, a .pt2 or an .onnx file",
+        )
 
     def _compiled_before(self) -> Invalid:
         return Invalid(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import onnx
 
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.capture.onnx.elements import dtype_for, numpy_of
+from tilewright.driver.cli.models.dims import OpenDim
 from tilewright.driver.cli.models.graph_models import Interpreted
 from tilewright.driver.cli.models.model import How, Model, Result, Step
+from tilewright.driver.export.api import Exported, export
 from tilewright.driver.looking.explain import Explanation, explain
 from tilewright.driver.looking.validate import bisect_graph, validate_graph
 from tilewright.driver.onnx.session import Argument, Session
@@ -54,9 +57,29 @@ class OnnxModel(Model):
                 f"{self.name} has results that are no tensors",
                 hint="call it in Python: tw.onnx.load",
             )
-        graph, arguments, sizes = session.definition(feeds)
-        judged = Interpreted(graph, arguments, sizes, step, check)
-        return judged.results(names, [str(a.dtype) for a in found], [_wide(a) for a in found])
+        types, arrays = [str(a.dtype) for a in found], [_wide(a) for a in found]
+        whole = session.definition(feeds)
+        if whole is None:
+            why = "it has results whose sizes only data decides, and the interpreter runs one graph"
+            return [Result(*x, unchecked=why) for x in zip(names, types, arrays, strict=True)]
+        return Interpreted(*whole, step, check).results(names, types, arrays)
+
+    def exported(self, how: How, path: Path, dims: Sequence[OpenDim], **options: Any) -> Exported:
+        values = {name: x.array for name, x in how.inputs.named.items()}
+        if how.inputs.listed:
+            raise Invalid(
+                "--input gives values that are always the same, by name",
+                hint="--input 'sizes=@sizes.npy', or leave it out",
+            )
+        for d in dims:
+            if d.input:
+                raise Invalid(
+                    f"--dim: {self.name} names its dims itself", hint=f"{d.name}=1..64, {d.name}=8"
+                )
+        most = (1 << 31) - 1
+        dynamic = {d.name: d.low if d.low == d.high else (d.low, d.high or most) for d in dims}
+        options["name"] = options.get("name") or self.name
+        return export(self.path, path=path, dynamic=dynamic, values=values or None, **options)
 
     def stages(self, how: How, only_if_wrong: bool) -> list[Report]:
         judged = bisect_graph if only_if_wrong else validate_graph

@@ -13,8 +13,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tilewright.base.errors import Invalid
+from tilewright.driver.cli.models.dims import OpenDim
 from tilewright.driver.cli.models.inputs import Inputs, Value
 from tilewright.driver.cli.models.model import How, Model, Result, Step
+from tilewright.driver.export.api import Exported, export
 from tilewright.driver.looking.bisect_torch import bisect
 from tilewright.driver.looking.compare import compare
 from tilewright.driver.looking.explain import Explanation, explain
@@ -34,14 +36,16 @@ def load(path: Path) -> TorchModel:
     args, kwargs = saved.example_inputs or ((), {})
     module = saved.module()
     inputs = bound(module, args, kwargs, path.name) if saved.example_inputs else None
-    return TorchModel(path.stem, module, inputs)
+    return TorchModel(path.stem, module, inputs, saved)
 
 
 class TorchModel(Model):
-    """A program, and its inputs in order (None: not known)."""
+    """A program, and its inputs in order (None: not known); what torch.export made of it."""
 
-    def __init__(self, name: str, program: Callable[..., Any], inputs: Any = None) -> None:
-        self.name, self.program, self.own_inputs = name, program, inputs
+    def __init__(
+        self, name: str, program: Callable[..., Any], inputs: Any = None, saved: Any = None
+    ) -> None:
+        self.name, self.program, self.own_inputs, self.saved = name, program, inputs, saved
 
     def inputs(self, how: How) -> list[Any]:
         """Those that were given, or else its own."""
@@ -76,6 +80,14 @@ class TorchModel(Model):
             for x, e in zip(listed, found.errors, strict=True)
         ]
 
+    def exported(self, how: How, path: Path, dims: Sequence[OpenDim], **options: Any) -> Exported:
+        options["name"] = options.get("name") or self.name
+        if self.saved is not None and not dims and not how.inputs:  # with the sizes it has open
+            return export(self.saved, path=path, **options)
+        inputs = self.inputs(how)
+        dynamic = _dynamic_shapes(self.program, inputs, dims, self.name)
+        return export(self.program, *inputs, path=path, dynamic=dynamic, **options)
+
     def stages(self, how: How, only_if_wrong: bool) -> list[Report]:
         options, inputs = how.options(), self.inputs(how)
         named = {"strict": how.strict, "passes": how.passes}
@@ -109,6 +121,28 @@ def bound(
             hint="write a function that takes its inputs in order",
         )
     return list(found.args)
+
+
+def _dynamic_shapes(
+    program: Callable[..., Any], inputs: Sequence[Any], dims: Sequence[OpenDim], of: str
+) -> dict[str, Any] | None:
+    """Sizes that stay open, as torch.export takes them."""
+    if not dims:
+        return None
+    forward = program.forward if isinstance(program, torch.nn.Module) else program
+    names = inspect.signature(forward).bind(*inputs).arguments
+    found: dict[str, Any] = dict.fromkeys(names)
+    known: dict[str, Any] = {}
+    for d in dims:
+        if d.input not in names:
+            raise Invalid(
+                f"--dim: {of} has no input {d.input or d.name!r}",
+                hint=f"its inputs are {', '.join(names)}: {next(iter(names))}.0=batch:1..64",
+            )
+        if d.name not in known or d.low is not None:
+            known[d.name] = torch.export.Dim(d.name, min=d.low, max=d.high)
+        found[d.input] = {**(found[d.input] or {}), d.axis: d.name}
+    return {k: v and {axis: known[n] for axis, n in v.items()} for k, v in found.items()}
 
 
 def tensor(value: Value) -> torch.Tensor:
