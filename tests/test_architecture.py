@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tilewright"
 
 ORDER = (
-    "base link ir ops rewrites graph superopt capture kernel lang llvm runtime targets tune driver "
+    "base link ir ops rewrites graph superopt capture kernel lang llvm runtime serve targets tune driver "
     "language triton bench"
 ).split()
 RANK = {folder: rank for rank, folder in enumerate(ORDER)}
