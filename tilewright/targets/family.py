@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from tilewright.base.machine import CacheSizes
 from tilewright.ir.target import Target
@@ -29,7 +29,10 @@ class Family:
     """One architecture: its names in triples, named presets, and detection.
 
     `system` are names that code may leave open, because the system or the linker defines them;
-    `support` is LLVM text that defines others which LLVM's code or kernels call.
+    `support` is LLVM text that defines others which LLVM's code or kernels call. `tests` say how a
+    program finds out whether the processor has a feature, by LLVM's name of it: words that all have
+    to hold. `cpuid:LEAF:SUBLEAF:REGISTER:BIT` and `xcr0:MASK` ask an x86 processor and what its
+    system saves, `hwcap:BIT` and `hwcap2:BIT` what Linux tells every process.
     """
 
     name: str
@@ -38,3 +41,10 @@ class Family:
     describe: Callable[[Host], Target]
     system: frozenset[str] = C_LIBRARY
     support: str = ""
+    tests: Mapping[str, str] = field(default_factory=dict)
+
+
+def linux_tests(bits: Mapping[str, str]) -> dict[str, str]:
+    """Tests of features, of words such as `neon:1` for each word that Linux tells a process."""
+    pairs = ((word, x.split(":")) for word, listed in bits.items() for x in listed.split())
+    return {feature: f"{word}:{bit}" for word, (feature, bit) in pairs}
