@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     )
     from tilewright.base.events import recording as record
     from tilewright.driver.api import compile, refresh, synchronize
+    from tilewright.driver.loading import load
     from tilewright.driver.looking.explain import explain
     from tilewright.driver.program.default_passes import passes
     from tilewright.driver.program.options import Options
     from tilewright.driver.program.programs import compile_graph
-    from tilewright.driver.program.saved import load
     from tilewright.driver.saving import save
     from tilewright.driver.te.build import build, lower
     from tilewright.driver.tile.arguments import TensorDescriptor
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from tilewright.ir.passes import Pass
     from tilewright.ir.pipeline import Pipeline
     from tilewright.runtime.pool import get_threads, set_threads
+    from tilewright_runtime import PackageError
 
 __version__ = "0.1.0"
 
@@ -59,7 +60,7 @@ _FACE = {
     "refresh": "tilewright.driver.api",
     "synchronize": "tilewright.driver.api",
     "save": "tilewright.driver.saving",
-    "load": "tilewright.driver.program.saved",
+    "load": "tilewright.driver.loading",
     "explain": "tilewright.driver.looking.explain",
     "lower": "tilewright.driver.te.build",
     "build": "tilewright.driver.te.build",
@@ -84,6 +85,7 @@ _FACE = {
     "TilewrightError": "tilewright.base.errors",
     "Invalid": "tilewright.base.errors",
     "MissingExtra": "tilewright.base.errors",
+    "PackageError": "tilewright_runtime",
     "Refused": "tilewright.base.errors",
     "Unsupported": "tilewright.base.errors",
 }
@@ -104,6 +106,7 @@ __all__ = [
     "JITFunction",
     "MissingExtra",
     "Options",
+    "PackageError",
     "Pass",
     "Pipeline",
     "Refused",

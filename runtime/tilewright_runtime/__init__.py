@@ -13,7 +13,8 @@ from __future__ import annotations
 from tilewright_runtime.files import is_package
 from tilewright_runtime.package import Package, Tensor, load
 from tilewright_runtime.sentences import PackageError
+from tilewright_runtime.verify import verify
 
 __version__ = "0.1.0"
 
-__all__ = ["Package", "PackageError", "Tensor", "is_package", "load"]
+__all__ = ["Package", "PackageError", "Tensor", "is_package", "load", "verify"]

@@ -127,15 +127,15 @@ def _of_numpy(x: Any, facts: dict[str, Any], wanted: str) -> Memory:
 
 
 def _of_dlpack(x: Any, name: str) -> Memory:
-    device = int(x.__dlpack_device__()[0])
-    if device not in _HOST:
+    try:
+        device = int(x.__dlpack_device__()[0])
+        capsule = x.__dlpack__() if device in _HOST else None
+    except (BufferError, RuntimeError, TypeError, ValueError) as problem:
+        raise PackageError("ARGUMENT", f"{name} cannot be read: {problem}") from None
+    if capsule is None:
         raise PackageError(
             "ARGUMENT", f"{name} is not in the processor's memory: copy it there first"
         )
-    try:
-        capsule = x.__dlpack__()
-    except (BufferError, RuntimeError) as problem:
-        raise PackageError("ARGUMENT", f"{name} cannot be read: {problem}") from None
     t = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
     kind = _DLPACK.get(t.kind, f"dtype {t.kind} of DLPack, ")
     dtype = "bool" if kind == "bool" else f"{kind}{t.bits}"

@@ -11,6 +11,11 @@ from struct import unpack_from
 
 from tilewright_runtime.sentences import PackageError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SUFFIX = ".twp"
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 
@@ -18,6 +23,7 @@ _MANIFEST_LIMIT = 64 << 20
 _TABLE_LIMIT = 1 << 20
 _NO_ZIP = "it is neither a folder nor a whole zip"
 _DAMAGED = "the table of its zip is damaged"
+_PIECE = 16 << 20  # bytes that are read at once
 _WIDE = 0xFFFFFFFF  # in the place of a number that has 64 bits elsewhere
 
 
@@ -37,25 +43,27 @@ class Part:
             os.close(self.fd)
 
     def read(self) -> bytes:
-        pieces, at, left = [], self.offset, self.size
-        try:
-            while left:
-                piece = os.pread(self.fd, left, at)
-                if not piece:
-                    raise PackageError("FILE", self.where, os.strerror(5))
-                pieces.append(piece)
-                at += len(piece)
-                left -= len(piece)
-        except OSError as problem:
-            raise PackageError("FILE", self.where, problem.strerror) from None
-        return b"".join(pieces)
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        at, left = self.offset, self.size
+        while left:
+            try:
+                piece = os.pread(self.fd, min(left, _PIECE), at)
+            except OSError as problem:
+                raise PackageError("FILE", self.where, problem.strerror) from None
+            if not piece:
+                raise PackageError("FILE", self.where, os.strerror(5))
+            yield piece
+            at += len(piece)
+            left -= len(piece)
 
 
 def is_package(path: str | os.PathLike[str]) -> bool:
-    """Whether this looks like one: a folder with a manifest, or a zip."""
+    """Whether this is to be a package: a folder, a zip, or a file with that ending."""
     text = os.fspath(path)
-    if os.path.isdir(text):
-        return os.path.exists(os.path.join(text, MANIFEST))
+    if os.path.isdir(text) or text.endswith(SUFFIX):
+        return True
     try:
         with open(text, "rb") as file:
             return file.read(4) == b"PK\x03\x04"
@@ -98,6 +106,15 @@ class Files:
         if self._zip is not None:
             return name.encode() in self._table
         return os.path.lexists(os.path.join(self.path, name))
+
+    def names(self) -> list[str]:
+        """All files that are there."""
+        if self._zip is not None:
+            return [name.decode("utf-8", "replace") for name in self._table]
+        found = []
+        for folder, _, names in os.walk(self.path):
+            found += [os.path.relpath(os.path.join(folder, name), self.path) for name in names]
+        return sorted(found)
 
     def open(self, name: str) -> Part:
         """A file by its path in the package."""

@@ -18,7 +18,6 @@ SENTENCES = {
     "OUTPUTS": "the package has %d outputs, and memory for %d was given",
     "DTYPE": "%s is of dtype %s, and %s was given",
     "SHAPE": "%s has the shape %s, and %s was given",
-    "DIM": "the dim %s is %d in one input and the shape of %s, which is %s, does not fit it: %s",
     "BOUNDS": "the dim %s is %d, and the package is for %s",
     "CHECK": "%s",
     "ARGUMENT": "%s",
