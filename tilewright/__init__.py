@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from tilewright.base.events import recording as record
     from tilewright.driver.api import compile, refresh, synchronize
+    from tilewright.driver.export.api import export
     from tilewright.driver.loading import load
     from tilewright.driver.looking.explain import explain
     from tilewright.driver.program.default_passes import passes
@@ -62,6 +63,7 @@ _FACE = {
     "save": "tilewright.driver.saving",
     "load": "tilewright.driver.loading",
     "explain": "tilewright.driver.looking.explain",
+    "export": "tilewright.driver.export.api",
     "lower": "tilewright.driver.te.build",
     "build": "tilewright.driver.te.build",
     "record": "tilewright.base.events:recording",
@@ -121,6 +123,7 @@ __all__ = [
     "constexpr_function",
     "errors",
     "explain",
+    "export",
     "get_threads",
     "heuristics",
     "ir",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilewright.driver.export.api import export
+import tilewright as tw
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -58,7 +58,7 @@ def package(suffix: str = ".twp") -> Path:
 def _package(suffix: str) -> Path:
     path = _folder() / f"network{suffix}"
     batch = torch.export.Dim("batch", min=1, max=64)
-    export(network(), torch.ones(4, 64), path=path, dynamic={"x": {0: batch}}, name="network")
+    tw.export(network(), torch.ones(4, 64), path=path, dynamic={"x": {0: batch}}, name="network")
     return path
 
 
@@ -77,7 +77,7 @@ def table() -> Path:
     path = _folder() / "table.twp"
     n = torch.export.Dim("n", min=1, max=1000)
     which, more = torch.tensor([1, 2, 3]), torch.tensor([True, False, True])
-    export(Table().eval(), which, more, path=path, dynamic=({0: n}, {0: n}), name="table")
+    tw.export(Table().eval(), which, more, path=path, dynamic=({0: n}, {0: n}), name="table")
     return path
 
 

@@ -13,7 +13,7 @@ from tilewright import targets
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.driver.api import torch_side
 from tilewright.driver.export.levels import Level, level, pool_library
-from tilewright.driver.export.manifest import manifest_of, text_of
+from tilewright.driver.export.manifest import checksum, manifest_of, text_of
 from tilewright.driver.export.model import Model
 from tilewright.driver.export.package import MANIFEST, write_package
 from tilewright.driver.export.sentences import header
@@ -72,9 +72,15 @@ def export(
             "table": weights.table(),
         }
         manifest = manifest_of(found, levels, pools, described, {"winograd": winograd})
+        interface = c_header().encode()
+        manifest["header"] = {
+            "file": HEADER,
+            "bytes": len(interface),
+            "blake2b": checksum(interface),
+        }
         content: dict[str, bytes | Path] = {x.file: x.code for x in levels}
         content |= dict(pools.values())
-        content |= {WEIGHTS: stored, HEADER: c_header().encode(), MANIFEST: text_of(manifest)}
+        content |= {WEIGHTS: stored, HEADER: interface, MANIFEST: text_of(manifest)}
         write_package(path, content)
     return Exported(path, manifest, levels)
 

@@ -9,14 +9,13 @@ from typing import Any
 
 from llvmlite import binding
 
-from tilewright import __version__
 from tilewright.driver.export.levels import Level
 from tilewright.driver.export.model import Described, Model
+from tilewright.driver.program.saved import own_version
 from tilewright.ir import dim as D
 from tilewright.ir.polynomial import INF
 
 FORMAT = 1
-CODE_LIMIT = 350 * 1024
 
 
 def checksum(content: bytes) -> str:
@@ -48,7 +47,7 @@ def manifest_of(
         },
         "weights": dict(weights),
         "versions": {
-            "tilewright": __version__,
+            "tilewright": own_version(),
             "llvm": ".".join(map(str, binding.llvm_version_info)),
         },
         "options": dict(options),
@@ -73,6 +72,7 @@ def _level(x: Level) -> dict[str, Any]:
         "file": x.file,
         "bytes": len(x.code),
         "blake2b": checksum(x.code),
+        "sha256": hashlib.sha256(x.code).hexdigest(),  # which browsers compute
         "pool": x.needs_pool,
     }
 
