@@ -47,7 +47,7 @@ class Package(Protocol):
     @property
     def outputs(self) -> Sequence[Tensor]: ...
     @property
-    def dims(self) -> Mapping[str, tuple[int, int]]: ...
+    def dims(self) -> Mapping[str, tuple[int, int | None]]: ...
     def dims_of(self, inputs: Mapping[str, Any], /) -> Mapping[str, int]: ...
     def run(self, names: Sequence[str] | None, inputs: Mapping[str, Any], /) -> Sequence[Any]: ...
 
@@ -64,7 +64,7 @@ class Rows:
     symbol: str
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
-    most: int  # rows that the package takes at once
+    most: int | None  # rows that the package takes at once; None: any number
 
 
 def rows_of(package: Package, symbol: str) -> Rows:
@@ -108,7 +108,7 @@ def rows_are_apart(package: Package, rows: Rows) -> bool | None:
     low = package.dims[rows.symbol][0]
     each = max(1, low)
     random = np.random.default_rng(0)
-    if 2 * each > rows.most:
+    if rows.most is not None and 2 * each > rows.most:
         return None
     try:
         parts = [_random_inputs(package, rows, each, random) for _ in range(2)]
@@ -137,7 +137,7 @@ def _numbers(x: np.ndarray, dtype: str) -> np.ndarray:
 
 def _random_inputs(package: Package, rows: Rows, count: int, random: np.random.Generator) -> Arrays:
     """Of the smallest sizes beyond 1; whole numbers are 0 or 1, which most tables have."""
-    values = {s: min(high, max(low, 4)) for s, (low, high) in package.dims.items()}
+    values = {s: max(low, min(4, high or 4)) for s, (low, high) in package.dims.items()}
     values[rows.symbol] = count
     made: Arrays = {}
     for t in package.inputs:
@@ -190,7 +190,7 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         self._names = [t.name for t in self.package.outputs]
         self._threads = ThreadPoolExecutor(self.workers, "tilewright-run")
-        if self.rows is not None:
+        if self.rows is not None and self.rows.most is not None:
             self.max_batch = min(self.max_batch, self.rows.most)
 
     @property

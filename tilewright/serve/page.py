@@ -32,7 +32,8 @@ def page(package: Package, rows: Rows | None, metrics: Metrics, waiting: int) ->
         else "Every request runs by itself."
     )
     bounds = ", ".join(
-        f"{low} ≤ {escape(symbol)} ≤ {high}" for symbol, (low, high) in package.dims.items()
+        f"{low} ≤ {escape(symbol)}" + ("" if high is None else f" ≤ {high}")
+        for symbol, (low, high) in package.dims.items()
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{name}</title>
@@ -99,7 +100,9 @@ _FEW = 32  # numbers that are written out
 def _example(package: Package) -> str:
     inputs: dict[str, object] = {}
     for t in package.inputs:
-        sizes = [n if isinstance(n, int) else package.dims.get(n, (1, 1))[0] or 1 for n in t.shape]
+        sizes = [
+            n if isinstance(n, int) else max(1, package.dims.get(n, (1, 1))[0]) for n in t.shape
+        ]
         count = 1
         for n in sizes:
             count *= n
