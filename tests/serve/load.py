@@ -1,7 +1,7 @@
 """Many clients at once: throughput, times and failures of `tilewright serve`, and with `--peer` of
 FastAPI with ONNX Runtime on the same cores (tests/serve/peer.py says what to install).
 
-    python -m tests.serve.load --clients 200 --seconds 60 --peer [--model mlp|resnet18] [--raw]
+    python -m tests.serve.load --clients 200 --seconds 60 --peer [--model mlp|mobilenetv2] [--raw]
 
 Each client has one connection and sends its next request when it has the answer. The servers take
 turns, `--rounds` times each. Every answer is compared with the right one. Models are made with
@@ -185,33 +185,33 @@ def http(path: str, kind: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
-def models(name: str, folder: Path, onnx: bool) -> tuple[Path, Path]:
-    """A package, and an ONNX model where one is needed, of the same network."""
+def models(name: str, folder: Path, onnx: bool, target: str) -> tuple[Path, Path]:
+    """A package, and an ONNX model where one is needed, of the same network: one of
+    tilewright/bench/models.py with one float32 input."""
     import torch
 
     import tilewright as tw
+    from tilewright.bench.models import build
 
-    torch.manual_seed(0)
-    if name == "mlp":
-        net: Any = torch.nn.Sequential(
-            torch.nn.Linear(64, 512),
-            torch.nn.ReLU(),
-            torch.nn.Linear(512, 512),
-            torch.nn.ReLU(),
-            torch.nn.Linear(512, 10),
-        )
-        x = torch.randn(4, 64)
-    else:
-        from tilewright.bench.models import MODELS
+    example = build(name, tiny=False)
 
-        net, x = MODELS[name]().build()
-        x = torch.cat([x] * 4) if x.shape[0] == 1 else x
-    net = net.eval()
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = example.module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = self.inner(x)
+            return found[0] if isinstance(found, tuple) else found
+
+    net, rows = Network().eval(), example.inputs[0][:1]
+    x = torch.cat([rows] * 4)
     batch = torch.export.Dim("batch", min=1, max=64)
     package, model = folder / f"{name}.twp", folder / f"{name}.onnx"
-    tw.export(net, x, path=package, dynamic=({0: batch},), name=name)
+    tw.export(net, x, path=package, dynamic={"x": {0: batch}}, name=name, target=target)
     if onnx:
-        torch.onnx.export(net, (x,), str(model), dynamic_shapes=({0: batch},), dynamo=True)
+        axes = {"x": {0: "batch"}}
+        torch.onnx.export(net, (x,), str(model), input_names=["x"], dynamic_axes=axes, dynamo=False)
     return package, model
 
 
@@ -222,19 +222,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60, help="of each server, all rounds")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", default="mlp")
+    parser.add_argument("--model", default="mlp", help="of tilewright/bench/models.py")
     parser.add_argument("--raw", action="store_true", help="tensors as bytes in place of JSON")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--package", type=Path)
     parser.add_argument("--onnx", type=Path)
+    parser.add_argument("--keep", type=Path, help="make the models in this folder, and end")
+    parser.add_argument("--target", default="host")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--max-batch", type=int, default=32)
     parser.add_argument("--max-wait-ms", type=float, default=1.0)
     given = parser.parse_args(arguments)
+    if given.keep is not None:
+        print(*models(given.model, given.keep, True, given.target))
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         if given.package is None:
-            given.package, given.onnx = models(given.model, Path(folder), given.peer)
+            made = models(given.model, Path(folder), given.peer, given.target)
+            given.package, given.onnx = made
         rows = compared(given)
     print(json.dumps(rows, indent=1))
     return 1 if any(row["failed"] for row in rows.values() if isinstance(row, dict)) else 0
