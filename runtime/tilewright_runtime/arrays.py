@@ -7,7 +7,6 @@ Results are numpy's arrays, or memoryviews where numpy is not installed.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import math
 import sys
 
@@ -209,17 +208,13 @@ def _address(memory: bytearray) -> int:
     )
 
 
-_numpy: list[Any] = []
-
-
 def _numpy_or_none() -> Any:
     """numpy, which takes longer to import than a package to load: only when a result is made."""
-    if not _numpy:
-        try:
-            _numpy.append(importlib.import_module("numpy"))
-        except ImportError:
-            _numpy.append(None)
-    return _numpy[0]
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy
 
 
 def empty(dtype: str, shape: tuple[int, ...]) -> tuple[int, Any]:

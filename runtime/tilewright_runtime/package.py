@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 from _thread import allocate_lock
 
 from tilewright_runtime import machine
 from tilewright_runtime.arrays import DTYPES, Memory, empty, read
 from tilewright_runtime.files import Files
+from tilewright_runtime.manifest import parsed
 from tilewright_runtime.native import LINE, Library, Mapped, allocate, free, of_process
 from tilewright_runtime.sentences import PackageError
 from tilewright_runtime.signature import require_signature
@@ -126,12 +126,7 @@ class Package:
         return self._no_package(f"its manifest lacks {what}")
 
     def _parsed(self, text: bytes) -> dict[str, Any]:
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as problem:
-            raise self._no_package(f"its manifest is not JSON: {problem}") from None
-        if not isinstance(found, dict):
-            raise self._no_package("its manifest is not one JSON object")
+        found = parsed(self.path, text)
         number = found.get("format")
         if type(number) is not int or number < 0:
             raise self._lacks("its format")

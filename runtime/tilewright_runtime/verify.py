@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from tilewright_runtime.files import MANIFEST, SIGNATURE, Files
+from tilewright_runtime.manifest import parsed
 from tilewright_runtime.package import blake2b
 from tilewright_runtime.sentences import PackageError
 from tilewright_runtime.signature import require_signature
@@ -24,11 +24,7 @@ def verify(path: str | os.PathLike[str], public_key: object = None) -> list[str]
         text = files.manifest()
         if public_key is not None:
             require_signature(files, text, public_key)
-        try:
-            manifest = json.loads(text)
-        except (ValueError, RecursionError) as problem:
-            why = f"its manifest is not JSON: {problem}"
-            raise PackageError("PACKAGE", files.path, why) from None
+        manifest = parsed(files.path, text)
         known = dict(_listed(manifest))
         for name, about in known.items():
             _compare(files, name, about)

@@ -184,7 +184,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a feature": (edited(lacking), "FEATURE", "needs warp drive, which this processor lacks"),
     "a path outside": (edited(pointing), "OUTSIDE", "outside of the package"),
     "a newer format": (edited(lambda m: m.update(format=2)), "FORMAT", "of format 2, and this"),
-    "no JSON": (with_text('{"format": 1, '), "PACKAGE", "its manifest is not JSON: a key is missing"),
+    "no JSON": (
+        with_text('{"format": 1, '),
+        "PACKAGE",
+        "its manifest is not JSON: a key is missing",
+    ),
     "text behind": (with_text("{} x"), "PACKAGE", "not one JSON object"),
     "nested deeply": (with_text("[" * 1000), "PACKAGE", "nested too deeply"),
     "no inputs": (edited(lambda m: m.pop("inputs")), "PACKAGE", "lacks inputs"),
