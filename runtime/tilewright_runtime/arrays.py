@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # name: bytes, numpy's text, the letter of a buffer. Floats that numpy or buffers lack are their
 # bits.
-DTYPES = {
+DTYPES: dict[str, tuple[int, str, Any]] = {
     "f64": (8, "<f8", "d"),
     "f32": (4, "<f4", "f"),
     "f16": (2, "<f2", "H"),

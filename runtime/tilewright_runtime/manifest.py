@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 try:
     from _json import make_scanner
 except ImportError:  # another Python than CPython
-    from json.scanner import make_scanner  # pyrefly: ignore
+    from json.scanner import py_make_scanner as make_scanner
 
+_scanner: Any = make_scanner
 _SPACE = " \t\n\r"
 
 
@@ -42,7 +43,7 @@ def parsed(path: str, content: bytes) -> dict[str, Any]:
     """The manifest of the package at `path`."""
     try:
         text = content.decode()
-        found, end = make_scanner(_Rules())(text, len(text) - len(text.lstrip(_SPACE)))
+        found, end = _scanner(_Rules())(text, len(text) - len(text.lstrip(_SPACE)))
     except StopIteration:
         raise PackageError("PACKAGE", path, "its manifest is not JSON: it is empty") from None
     except (ValueError, RecursionError) as problem:

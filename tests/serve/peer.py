@@ -33,7 +33,7 @@ def main(model: str, port: int) -> None:
 
     def run(given: Inputs) -> dict[str, Any]:
         feed = {name: np.asarray(x, np.float32) for name, x in given.inputs.items()}
-        outputs = session.run(None, feed)
+        outputs: Any = session.run(None, feed)
         return {"outputs": {name: y.tolist() for name, y in zip(names, outputs)}}
 
     # The annotations of this file are texts, which FastAPI could not look up in a function.
@@ -48,7 +48,7 @@ def main(model: str, port: int) -> None:
             name: np.frombuffer(body[start:], np.float32).reshape(about["shape"])
             for name, about in json.loads(body[8:start]).items()
         }
-        outputs = session.run(None, feed)
+        outputs: Any = session.run(None, feed)
         return Response(outputs[0].tobytes(), media_type="application/octet-stream")
 
     run_raw.__annotations__ = {"request": Request, "return": Response}

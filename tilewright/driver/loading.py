@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tilewright.base.errors import Invalid
-from tilewright_runtime import Package, is_package
+from tilewright_runtime import is_package
 from tilewright_runtime import load as load_package
-
-if TYPE_CHECKING:
-    from tilewright.runtime.loaded import LoadedProgram
 
 _SAVED = "tilewright.driver.program.saved"
 
@@ -26,8 +23,9 @@ def load(
     threads: int | None = None,
     verify: bool = False,
     public_key: object = None,
-) -> Package | LoadedProgram:
-    """Load what `tw.export` or `tw.save` wrote, to call it with arrays.
+) -> Any:
+    """Load what `tw.export` or `tw.save` wrote, to call it with arrays: a package as a
+    `tilewright_runtime.Package`, a saved program as a `LoadedProgram`.
 
     Both hold native code, which runs in this process: load only what you trust. The options are
     those of packages, see `tilewright_runtime.load`: `public_key` takes only packages that were

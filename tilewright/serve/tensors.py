@@ -133,7 +133,7 @@ def to_json(outputs: Mapping[str, np.ndarray], dtypes: Mapping[str, str], base64
 
 
 def _as_base64(x: np.ndarray, dtype: DType) -> dict[str, Any]:
-    data = b64encode(np.ascontiguousarray(x)).decode("ascii")
+    data = b64encode(x.tobytes()).decode("ascii")
     return {"shape": list(x.shape), "dtype": dtype.name, "data": data}
 
 
