@@ -12,12 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-try:
-    from _json import make_scanner
-except ImportError:  # another Python than CPython
-    from json.scanner import py_make_scanner as make_scanner
-
-_scanner: Any = make_scanner
 _SPACE = " \t\n\r"
 
 
@@ -39,11 +33,23 @@ class _Rules:
         self.memo: dict[str, str] = {}
 
 
+_scan: Any
+try:
+    from _json import make_scanner
+except ImportError:  # a Python without the parts of json that are C
+    from json import JSONDecoder
+
+    _scan = JSONDecoder().scan_once
+else:
+    made: Any = make_scanner
+    _scan = made(_Rules())
+
+
 def parsed(path: str, content: bytes) -> dict[str, Any]:
     """The manifest of the package at `path`."""
     try:
         text = content.decode()
-        found, end = _scanner(_Rules())(text, len(text) - len(text.lstrip(_SPACE)))
+        found, end = _scan(text, len(text) - len(text.lstrip(_SPACE)))
     except StopIteration:
         raise PackageError("PACKAGE", path, "its manifest is not JSON: it is empty") from None
     except (ValueError, RecursionError) as problem:

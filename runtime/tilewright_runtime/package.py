@@ -106,6 +106,7 @@ class Package:
         self._describe(manifest)
         level = self._choose(manifest)
         self._weights = self._mapped(files, verify)
+        self._unpacked = 0  # where weights are that the file has in fewer bits
         self._code: Library | None = None
         self._pool = None
         self._open = True  # what is mapped is given back by `close`
@@ -113,6 +114,7 @@ class Package:
             if level.get("pool") is True:
                 self._pool = _pool_of(self, files)
             self._load(files, level)
+            self._unpack()
         except BaseException:
             self.close()
             raise
@@ -253,8 +255,24 @@ class Package:
         except AttributeError:
             why = "it has not the functions of a package"
             raise PackageError("LOAD", self.path, level["file"], why) from None
+        self._at = None if self._weights is None else self._weights.address
         self._ins = ctypes.c_void_p * max(1, len(self.inputs))
         self._outs = ctypes.c_void_p * max(1, len(self.outputs))
+
+    def _unpack(self) -> None:
+        """Weights as calls read them, where the file has them in fewer bits."""
+        size = self.manifest["weights"].get("unpacked")
+        if type(size) is not int or size < 0 or self._weights is None or self._code is None:
+            return
+        address = ctypes.c_void_p
+        try:
+            unpack = self._code.function("tw_unpack", None, address, address)
+        except AttributeError:
+            why = "it has no function to unpack weights"
+            raise PackageError("LOAD", self.path, "its code", why) from None
+        self._at = self._unpacked = allocate(size)
+        unpack(self._weights.address, self._unpacked)
+        self._weights.close()
 
     # ---- calls
 
@@ -336,6 +354,8 @@ class Package:
             self._code.close()
         if self._weights is not None:
             self._weights.close()
+        if self._unpacked:
+            free(self._unpacked)
         while self._spare:
             free(self._spare.pop()[1])
 
@@ -408,7 +428,7 @@ class Package:
             made = [empty(t.dtype, shape) for t, shape in zip(self.outputs, sizes.outputs)]
             workspace = self._taken(sizes.workspace)
             failed = self._run(
-                None if self._weights is None else self._weights.address,
+                self._at,
                 self._ins(*(m.address for m in given)),
                 self._outs(*(address for address, _ in made)),
                 sizes.dims,

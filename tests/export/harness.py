@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
+from tilewright.bench.oracle import disagreements, in_double
 from tilewright.driver.export.api import c_header
 
 HERE = Path(__file__).parent
@@ -152,9 +154,7 @@ def written(arrays: Sequence[np.ndarray], folder: Path) -> list[str]:
     return list(map(str, paths))
 
 
-def called(
-    mode: str, package: Path, out: Path, count: int, *rest: str, by: Sequence[str] = ()
-) -> str:
+def called(mode: str, package: Path, out: Path, count: int, *rest: str, by: Sequence[str] = ()) -> str:
     """What the C program prints. `by`: another program and what runs it."""
     command = [*(by or [str(caller())]), mode, str(package), str(out), str(count), *rest]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -162,25 +162,15 @@ def called(
     return done.stdout
 
 
-def leaves(result: Any) -> list[torch.Tensor]:
-    return [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
-
-
-def judge(
-    model: torch.nn.Module, inputs: Sequence[torch.Tensor], got: Sequence[np.ndarray]
-) -> None:
+def judge(model: torch.nn.Module, inputs: Sequence[torch.Tensor], got: Sequence[np.ndarray]) -> None:
     """Errors against float64 are at most twice eager's plus four units in the last place of the
     largest value."""
     with torch.no_grad():
-        eager = leaves(model(*inputs))
-        wide = [x.double() if x.is_floating_point() else x for x in inputs]
-        right = leaves(copy.deepcopy(model).double()(*wide))
-    assert len(got) == len(eager)
-    for mine, theirs, exact in zip(got, eager, right, strict=True):
-        assert mine.shape == tuple(theirs.shape)
-        if not exact.numel():
-            continue
-        unit = float(np.spacing(np.float32(exact.abs().max()))) if mine.dtype.kind == "f" else 0.0
-        allowed = 2 * (theirs.double() - exact).abs().max().item() + 4 * unit
-        error = (torch.from_numpy(mine).double() - exact).abs().max().item()
-        assert error <= allowed, f"{error} > {allowed}"
+        eager = tree_leaves(model(*inputs))
+        right = tree_leaves(in_double(lambda m, *x: m(*x), *_widened(model, inputs)))
+    wrong = disagreements([torch.from_numpy(x) for x in got], eager, right)
+    assert not wrong, "\n".join(wrong)
+
+
+def _widened(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    return copy.deepcopy(model).double(), *inputs

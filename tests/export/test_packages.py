@@ -329,3 +329,82 @@ def test_models_that_cannot_be_exported(net: Net, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="is there, and no package"):
         tw.export(net, *inputs_of(3), path=tmp_path / "mine")
     assert not (tmp_path / "p").exists()
+
+
+def test_exported_programs(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    model, x = Attention().eval(), torch.randn(3, 7, 16)
+    dims = {"x": {0: Dim("batch", max=8), 1: Dim("length", min=2, max=64)}}
+    exported = torch.export.export(model, (torch.randn(2, 5, 16),), dynamic_shapes=dims)
+    torch.export.save(exported, tmp_path / "a.pt2")
+    tw.export(tmp_path / "a.pt2", path=tmp_path / "a.twp")
+    package = Package(tmp_path / "a.twp")
+    assert package.inputs == [("x", "f32", ["x_0", "x_1", "16"])]
+    judge(model, [x], package(x.numpy()))
+    package.close()
+
+
+ONNX = """
+<ir_version: 10, opset_import: ["": 21]>
+scaled (float[batch, length, 8] x, int64[2] ids) => (float[batch, 2, 8] y)
+<float[8, 8] w = {%s}> {
+  a = MatMul(x, w)
+  b = Gather<axis = 1>(a, ids)
+  y = Relu(b)
+}
+"""
+
+
+def test_onnx_models(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    w = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
+    text = ONNX % ",".join(map(str, w.ravel()))
+    path = tmp_path / "scaled.onnx"
+    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    ids = np.array([1, 0])
+    tw.export(path, path=tmp_path / "p", dynamic={"batch": (1, 9)})
+    tw.export(path, path=tmp_path / "q", dynamic={"batch": 2}, values={"ids": ids})
+    package, fixed = Package(tmp_path / "p"), Package(tmp_path / "q")
+    assert [x[2] for x in package.inputs] == [["batch", "length", "8"], ["2"]]
+    assert fixed.inputs == [("x", "f32", ["2", "length", "8"])]
+    for batch, length in ((1, 2), (2, 5), (9, 30)):
+        x = np.random.default_rng(length).normal(size=(batch, length, 8)).astype(np.float32)
+        right = np.maximum(x @ w, 0)[:, ids]
+        np.testing.assert_allclose(package(x, ids)[0], right, rtol=1e-5, atol=1e-6)
+        if batch == 2:
+            np.testing.assert_allclose(fixed(x)[0], right, rtol=1e-5, atol=1e-6)
+    with pytest.raises(Failed, match="the dim batch is 10, and the package is for 1 to 9"):
+        package(np.zeros((10, 3, 8), np.float32), ids)
+    with pytest.raises(Failed, match="index 5 is outside of an axis of 3 elements"):
+        package(np.zeros((1, 3, 8), np.float32), np.array([0, 5]))
+    package.close()
+    fixed.close()
+    with pytest.raises(Invalid, match="scaled has no dim 'width'"):
+        tw.export(path, path=tmp_path / "r", dynamic={"width": 3})
+    apart = "g (float[4, n] x, float[m, 8] z) => (float[4, 8] y) { y = MatMul(x, z) }"
+    head = '<ir_version: 10, opset_import: ["": 21]>'
+    path.write_bytes(onnx.parser.parse_model(head + apart).SerializeToString())
+    with pytest.raises(Unsupported, match="do not fit together for n = 64, m = 72"):
+        tw.export(path, path=tmp_path / "r")
+
+
+@pytest.mark.parametrize("stored", ["f16", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_weights_in_16_bits(net: Net, folder: Path, tmp_path: Path, stored: str) -> None:
+    """They are rounded, and nothing else is: a net whose weights are such numbers is the same."""
+    made = tw.export(net, *inputs_of(5), path=tmp_path / "p.twp", weights=stored)
+    half = {"f16": torch.float16, "bf16": torch.bfloat16}[stored]
+    same = json.loads((folder.with_name("net") / "manifest.json").read_text())["weights"]["bytes"]
+    assert made.manifest["weights"]["bytes"] < 0.7 * same
+    rounded = nn.Linear(40, 64).requires_grad_(False)
+    special = torch.tensor([0.0, -0.0, 6e-8, -5.9e-8, 1e-5, 6.2e-5, 65504.0, -65504.0])
+    for p in rounded.parameters():
+        p.copy_(p.to(half).float())
+    if stored == "f16":
+        rounded.weight[0, : len(special)] = special.half().float()
+    x = torch.eye(40)
+    tw.export(rounded, x, path=tmp_path / "r", weights=stored)
+    package = Package(tmp_path / "r")
+    with torch.no_grad():
+        right = rounded(torch.eye(40)).numpy()
+    np.testing.assert_array_equal(package(x.numpy())[0], right)
+    package.close()

@@ -63,6 +63,14 @@ def _package(suffix: str) -> Path:
 
 
 @cache
+def narrow() -> Path:
+    """The network with weights in 16 bits."""
+    path = _folder() / "narrow.twp"
+    tw.export(network(), torch.ones(4, 64), path=path, weights="bf16")
+    return path
+
+
+@cache
 def table() -> Path:
     """Rows of a table of 10 by their numbers, which are checked; and the numbers plus one."""
 

@@ -60,6 +60,13 @@ def test_it_computes(suffix: str) -> None:
         net(x)
 
 
+def test_weights_in_16_bits() -> None:
+    x = made.rows(4)
+    with load(made.narrow(), verify=True) as net:
+        assert np.allclose(net(x), made.expected(x), atol=0.05)
+        assert (net(x) == net(x)).all()
+
+
 def test_several_outputs_and_a_check_of_data() -> None:
     with load(made.table()) as net:
         which, more = np.array([3, 9]), np.array([True, False])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from tilewright.base.errors import Unsupported
-from tilewright.driver.export.code import EXPORTS, interface, operands_of
+from tilewright.driver.export.code import EXPORTS, interface, operands_of, unpacking
 from tilewright.driver.export.model import Model
 from tilewright.driver.export.weights import WeightsFile
 from tilewright.driver.program.default_passes import passes
@@ -18,7 +18,6 @@ from tilewright.link.elf import PROCESS, shared_object
 from tilewright.llvm.objects import cached_object
 from tilewright.runtime.objects import read_symbols
 from tilewright.runtime.pool_ir import pool_ir
-from tilewright.runtime.program_data import ProgramData
 from tilewright.targets import family_of
 
 POOL = "libtilewright_pool.so.1"
@@ -26,6 +25,15 @@ _PARALLEL = "tw_parallel"
 _POOL_CALLS = (
     "tw_parallel tw_pool_reset tw_pool_resize tw_pool_set_spin tw_pool_threads tw_pool_workers"
 ).split()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Objects for a target, which are not linked: all levels are compiled before it is known what
+    the file of weights has."""
+
+    target: Target
+    images: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -47,34 +55,35 @@ class Level:
         return {f: tests[f] for f in wanted if f in tests}
 
 
-def level(model: Model, target: Target, weights: WeightsFile, winograd: bool) -> Level:
-    """Compiles and links a model for a target; what it reads is added to `weights`."""
+def compiled(model: Model, target: Target, weights: WeightsFile, winograd: bool) -> Compiled:
+    """Compiles a model for a target; what it reads is added to `weights`."""
     listed = None if winograd else passes(target).without("Winograd")
     values = {label: w.value for label, w in model.weights.items()}
     data = built_elsewhere(model.graph, target, Options(passes=listed), values)
-    labels = [n.op.label for n in model.graph.inputs if isinstance(n.op, Input)]
-    roles = [n.op.role for n in model.graph.inputs if isinstance(n.op, Input)]
+    inputs = [n.op for n in model.graph.inputs if isinstance(n.op, Input)]
     places = {}
-    for k, label in enumerate(labels):
-        known = model.weights.get(label)
-        if known is not None and (k in data.kept or roles[k] != "weight"):
-            places[label] = weights.add(known.name, known.value)
+    for k, x in enumerate(inputs):
+        known = model.weights.get(x.label)
+        if known is not None and (k in data.kept or x.role != "weight"):
+            places[x.label] = weights.add(known.name, known.value)
     constants = [weights.add(f"packed{k}", c) for k, c in enumerate(data.constants)]
-    text = interface(model, data, operands_of(model, data, labels, places, constants))
-    images = [*data.images, cached_object(text, target)]
-    start = perf_counter()
-    code = _linked(images, data, target)
-    return Level(
-        target,
-        code,
-        any(_PARALLEL in read_symbols(image).needed for image in images),
-        perf_counter() - start,
-    )
+    operands = operands_of(model, [x.label for x in inputs], places, constants)
+    text = interface(model, data, operands)
+    return Compiled(target, (*data.images, cached_object(text, target)))
 
 
-def _linked(images: list[bytes], data: ProgramData, target: Target) -> bytes:
+def linked(made: Compiled, weights: WeightsFile) -> Level:
+    """The shared object of a level."""
+    target, images, exports = made.target, made.images, EXPORTS
+    if weights.unpacked:
+        images = (*images, cached_object(unpacking(weights.unpacked), target))
+        exports = (*EXPORTS, "tw_unpack")
     needs = {PROCESS: [_PARALLEL, *sorted(family_of(target).system)]}
-    return shared_object(images, EXPORTS, name=f"tilewright-{target.name}.so", needs=needs)
+    start = perf_counter()
+    code = shared_object(images, exports, name=f"tilewright-{target.name}.so", needs=needs)
+    seconds = perf_counter() - start
+    needs_pool = any(_PARALLEL in read_symbols(image).needed for image in images)
+    return Level(target, code, needs_pool, seconds)
 
 
 def pool_library(target: Target) -> bytes:

@@ -13,7 +13,6 @@ from tilewright.driver.export.levels import Level
 from tilewright.driver.export.model import Described, Model
 from tilewright.driver.program.saved import own_version
 from tilewright.ir import dim as D
-from tilewright.ir.polynomial import INF
 
 FORMAT = 1
 
@@ -21,6 +20,10 @@ FORMAT = 1
 def checksum(content: bytes) -> str:
     """BLAKE2b with 32 bytes of result, in hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=32).hexdigest()
+
+
+def file_of(name: str, content: bytes) -> dict[str, Any]:
+    return {"file": name, "bytes": len(content), "blake2b": checksum(content)}
 
 
 def manifest_of(
@@ -35,15 +38,14 @@ def manifest_of(
         "name": model.name,
         "inputs": [_described(model, x) for x in model.inputs],
         "outputs": [_described(model, x) for x in model.outputs],
-        "dims": {str(model.shown(D.as_int(s))): _bounds(s) for s in model.symbols},
+        "dims": {str(model.shown(D.as_int(s))): list(model.bounds(s)) for s in model.symbols},
         "checks": [
             {"words": c.words, "size": None if c.size is None else model.shown(c.size)}
             for c in model.checks
         ],
         "levels": [_level(x) for x in levels],
         "pool": {
-            arch: {"file": file, "bytes": len(code), "blake2b": checksum(code)}
-            for arch, (file, code) in pools.items()
+            arch: file_of(file, code) for arch, (file, code) in pools.items()
         },
         "weights": dict(weights),
         "versions": {
@@ -57,11 +59,6 @@ def manifest_of(
 
 def _described(model: Model, x: Described) -> dict[str, Any]:
     return {"name": x.name, "dtype": x.dtype.name, "shape": [model.shown(d) for d in x.shape]}
-
-
-def _bounds(s: D.Sym) -> list[int | None]:
-    low, high = D.bounds(D.as_int(s))
-    return [max(low, 0), None if high >= INF else high]
 
 
 def _level(x: Level) -> dict[str, Any]:
