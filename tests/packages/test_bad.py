@@ -207,7 +207,7 @@ def test_signatures(suffix: str, tmp_path: Path) -> None:
         (path / "weights.bin").write_bytes(whole[:-1] + b"?")
         with pytest.raises(PackageError, match=r"weights\.bin is not the file"):
             load(path, public_key=public)
-        with pytest.raises(PackageError, match=r"weights\.bin is not the file"):
+        with pytest.raises(Invalid, match=r"weights\.bin is not the file"):
             signing.sign(path, private)
         (path / "manifest.sig").write_bytes(b"short")
         with pytest.raises(PackageError, match="signed with another key, or altered"):

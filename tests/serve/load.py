@@ -32,16 +32,6 @@ import numpy as np
 from tilewright.serve.tensors import RAW, from_raw, to_raw
 from tilewright_runtime import load
 
-SERVE = """
-import sys
-from tilewright.serve.command import serve_package
-from tilewright.serve.server import Settings
-path, port, workers, threads, batch, wait = sys.argv[1:]
-settings = Settings(
-    port=int(port), workers=int(workers), max_batch=int(batch), max_wait_ms=float(wait)
-)
-serve_package(path, settings, threads=int(threads) or None)
-"""
 INPUTS = 8  # different requests
 
 
@@ -230,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="make the models in this folder, and end")
     parser.add_argument("--target", default="host")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--max-batch", type=int, default=32)
     parser.add_argument("--max-wait-ms", type=float, default=1.0)
     given = parser.parse_args(arguments)
@@ -274,8 +264,10 @@ def compared(given: argparse.Namespace) -> dict[str, Any]:
     raw = [to_raw({t.name: x}, {t.name: "f32"}) for x in inputs]
     lists = [json.dumps({"inputs": {t.name: x.tolist()}}).encode() for x in inputs]
     kind, bodies = (RAW, raw) if given.raw else ("application/json", lists)
-    own = [sys.executable, "-c", SERVE, str(given.package), str(port)]
-    own += map(str, (given.workers, given.threads, given.max_batch, given.max_wait_ms))
+    own = [sys.executable, "-m", "tilewright", "serve", str(given.package), "--port", str(port)]
+    own += ["--workers", str(given.workers), "--max-batch", str(given.max_batch)]
+    own += ["--max-wait-ms", str(given.max_wait_ms)]
+    own += ["--threads", str(given.threads)] if given.threads else []
     servers = [(own, "/v1/run", ours)]
     if given.peer:
         peer = [sys.executable, "-m", "tests.serve.peer", str(given.onnx), str(port)]

@@ -15,6 +15,7 @@ from typing import Any
 
 from tilewright.base.errors import Invalid, MissingExtra
 from tilewright.driver.export.package import write_package
+from tilewright_runtime import PackageError
 from tilewright_runtime.files import MANIFEST, SIGNATURE, Files
 from tilewright_runtime.verify import verify
 
@@ -55,7 +56,7 @@ def sign(package: str | Path, key: str | Path) -> list[str]:
     """Signs a package, in place of a signature that it has. All its files are compared with the
     manifest before; gives their names."""
     secret = _private_key(Path(key))
-    names = verify(package)
+    names = _checked(package)
     files = Files(package)
     try:
         signature = secret.sign(files.manifest())
@@ -63,6 +64,21 @@ def sign(package: str | Path, key: str | Path) -> list[str]:
         files.close()
     _add(Path(package), signature)
     return names
+
+
+def verified(package: str | Path, key: str | Path | None) -> list[str]:
+    """The names of a package's files, each as the manifest says, and signed where a public key is
+    given."""
+    if key is not None:
+        _cryptography(_KEYS)
+    return _checked(package, key)
+
+
+def _checked(package: str | Path, key: str | Path | None = None) -> list[str]:
+    try:
+        return verify(package, key)
+    except PackageError as problem:
+        raise Invalid(str(problem)) from None
 
 
 def _private_key(path: Path) -> Any:

@@ -11,6 +11,7 @@ from tilewright.base.errors import Invalid
 from tilewright_runtime import PackageError, load
 
 from .batching import Package, Rows, rows_are_apart, rows_of, usual_rows
+from .metrics import Metrics
 from .server import Server, Settings, serve
 
 NO_BATCHES = "none"
@@ -45,8 +46,8 @@ def serve_package(
     threads: int | None = None,
     public_key: str | None = None,
     say: Callable[[str], None] = print,
-) -> None:
-    """Serves a package until the process is told to end."""
+) -> Metrics:
+    """Serves a package until the process is told to end; gives what was counted."""
     try:
         package = load(path, threads=threads, public_key=public_key)
         with package:
@@ -60,5 +61,6 @@ def serve_package(
 
             asyncio.run(serve(server, ready))
             say("stopped: everything that had begun was answered")
+            return server.metrics
     except PackageError as problem:
         raise Invalid(str(problem)) from None
