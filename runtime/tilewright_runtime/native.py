@@ -95,14 +95,25 @@ class Library:
 
 
 def _written(content: bytes) -> int:
-    """A descriptor of nameless memory with this in it."""
-    flags = os.MFD_CLOEXEC
+    """A descriptor of memory without a name, or where there is none of a file without one, with
+    this in it."""
     try:
-        fd = os.memfd_create("tilewright", flags | 16)  # may be executed, where that is to be said
+        # 16: it may be executed, where that has to be said.
+        fd = os.memfd_create("tilewright", os.MFD_CLOEXEC | 16)
     except OSError:
-        fd = os.memfd_create("tilewright", flags)
+        fd = os.memfd_create("tilewright", os.MFD_CLOEXEC)
+    except AttributeError:
+        fd = _nameless_file()
     with open(fd, "wb", closefd=False) as file:
         file.write(content)
+    return fd
+
+
+def _nameless_file() -> int:
+    import tempfile
+
+    fd, path = tempfile.mkstemp(prefix="tilewright-")
+    os.unlink(path)
     return fd
 
 

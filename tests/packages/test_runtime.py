@@ -20,6 +20,7 @@ import torch
 
 import tilewright_runtime
 from tests.packages import made
+from tests.seeds import drawn
 from tilewright.driver.export.sentences import SENTENCES as OF_C
 from tilewright.ir.types import TENSOR_DTYPES
 from tilewright_runtime import PackageError, load
@@ -205,7 +206,8 @@ def test_many_threads_call_one_package() -> None:
     assert len(failed) == 4 and all("is closed" in str(f) for f in failed)
 
 
-def test_loads_leave_nothing_behind() -> None:
+@pytest.mark.parametrize("count", drawn([25, 1000], quick=1))
+def test_loads_leave_nothing_behind(count: int) -> None:
     def once() -> None:
         with load(made.package()) as net:
             net(made.rows(2))
@@ -218,10 +220,16 @@ def test_loads_leave_nothing_behind() -> None:
     once()
     gc.collect()
     before = held()
-    for _ in range(50):
+    for _ in range(count):
         once()
     gc.collect()
     assert held() == before
+
+
+def test_where_memory_without_a_name_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with load(made.package()) as net:
+        assert close(net(made.rows(2)), made.expected(made.rows(2)))
 
 
 def test_a_forked_child_goes_on() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -17,7 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.serve.load import measure
 from tests.serve.running import Described, Twice, ask, connected, serving
+from tests.serve.test_http import random_request
 from tilewright.base.errors import Invalid
 from tilewright.serve.batching import rows_are_apart, rows_of, usual_rows
 from tilewright.serve.server import Server, Settings
@@ -198,6 +202,23 @@ def test_connections(server: Server) -> None:
     assert found.startswith(b"HTTP/1.1 413") and b"at most 10000" in found
 
 
+def test_damaged_requests(server: Server) -> None:
+    """Whatever arrives, the connection ends and the next client is served."""
+    r = random.Random(0)
+    for _ in range(60):
+        text = bytearray(
+            random_request(r)[0].replace(b"Host: there", b"Host: h\r\nConnection: close")
+        )
+        for _ in range(r.choice((1, 3))):
+            text[r.randrange(len(text))] = r.randrange(256)
+        with socket.create_connection(("127.0.0.1", server.port), 20) as s:
+            s.sendall(text)
+            s.shutdown(socket.SHUT_WR)
+            found = b"".join(iter(lambda s=s: s.recv(65536), b""))
+        assert not found or found.startswith(b"HTTP/1.1 "), found
+    assert ask(connected(server), "GET", "/health")[0] == 200
+
+
 def together(server: Server, inputs: list[Any]) -> list[tuple[int, Any]]:
     with ThreadPoolExecutor(len(inputs)) as threads:
         asked = [
@@ -227,6 +248,21 @@ def test_requests_run_together() -> None:
         assert status == 200 and answer["outputs"]["y"] == [[2 * v for v in row] for row in x]
     assert len(package.ran) < len(inputs) and max(n for n, _ in package.ran) <= 8
     assert sum(n for n, _ in package.ran) == 12 + 9
+
+
+def test_200_clients() -> None:
+    package = Twice()
+    bodies = [json.dumps({"inputs": {"x": [[k, 1]]}}).encode() for k in range(12)]
+    head = b"POST /v1/run HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
+    right = [
+        lambda body, k=k: json.loads(body) == {"outputs": {"y": [[2.0 * k, 2.0]]}}
+        for k in range(12)
+    ]
+    with serving(package, rows_of(package, "n")) as server:
+        requests = [head % len(body) + body for body in bodies]
+        found = asyncio.run(measure(server.port, requests, right, 200, 0.5))
+    assert found.failed == 0, found.why
+    assert len(found.times) >= 200 and len(package.ran) < len(found.times)
 
 
 def test_one_bad_request_among_others() -> None:
@@ -299,6 +335,8 @@ def test_a_client_that_leaves() -> None:
 
 PROGRAM = """
 import asyncio, threading, time
+from tests.serve.load import measure
+from tests.serve.test_http import random_request
 from tests.serve.running import Twice
 from tilewright.serve.server import Server, Settings, serve
 package = Twice()
