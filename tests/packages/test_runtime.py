@@ -6,6 +6,7 @@ import array
 import ast
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -261,6 +262,7 @@ def python(program: str, refused: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
+        cwd="/",  # not where the source lies
     )
     assert found.returncode == 0, found.stderr
     return found.stdout
@@ -292,8 +294,11 @@ def test_tilewright_loads_packages_without_its_compiler() -> None:
 import tilewright as tw
 net = tw.load({str(made.package())!r})
 print(net, "numpy" in sys.modules)
+from tilewright.driver.cli import main
+assert main(["serve", "none.twp"]) == 2
+assert main(["verify", {str(made.package())!r}]) == 0
 """,
-        "torch llvmlite rich",
+        "torch llvmlite",
     )
     assert out.startswith("<package network (x: f32[batch, 64]) -> ") and "False" in out
 
@@ -312,6 +317,18 @@ def test_it_stands_alone() -> None:
                 names = [node.module or ""]
             for name in names:
                 assert name.split(".")[0] in allowed, (path, name)
+
+
+@pytest.mark.slow
+def test_it_is_a_distribution_of_its_own(tmp_path: Path) -> None:
+    shutil.copytree(RUNTIME, tmp_path / "runtime")
+    options = ["-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    pip = [sys.executable, "-m", "pip", "wheel", *options, str(tmp_path / "runtime")]
+    subprocess.run(pip, check=True)
+    (wheel,) = tmp_path.glob("tilewright_runtime-*.whl")
+    load_it = f"import tilewright_runtime as t; print(t.load({str(made.package())!r}), t.__file__)"
+    out = python(load_it, "tilewright numpy", PYTHONPATH=str(wheel))  # a wheel is a zip
+    assert "<package network" in out and wheel.name in out
 
 
 def test_it_is_the_same_code() -> None:

@@ -33,7 +33,7 @@ def test_requests_follow_each_other() -> None:
             b"\r\nGET / HTTP/1.0\r\n\r\n"
             b"PUT /c HTTP/1.1\r\nhost:h\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
             b"3;why=not\r\nabc\r\n0A\r\n0123456789\r\n0\r\nLater: field\r\n\r\n"
-            b"GET /last HTTP/1.1\r\nHost: \th \r\nA: 1\r\nA: 2\r\n\r\n"
+            b"GET http://h:80/last?x HTTP/1.1\r\nHost: \th \r\nA: 1\r\nA: 2\r\n\r\n"
         ]
     )
     assert fault is None

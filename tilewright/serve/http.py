@@ -19,6 +19,7 @@ _MAX_LINE = 256
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _REQUEST = re.compile(rb"(" + _TOKEN + rb") ([!-~]+) HTTP/(\d)\.(\d)")
+_AUTHORITY = re.compile("https?://[^/?]*", re.I)  # proxies name the whole address
 _FIELD = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
 _ALONE = re.compile(rb"(?<!\r)\n")
@@ -125,7 +126,7 @@ class Parser:
             raise Fault(400, "the field Host is missing")
         connection = {x.strip() for x in fields.get("connection", "").lower().split(",")}
         keep = "close" not in connection and (modern or "keep-alive" in connection)
-        path = target.decode("ascii").partition("?")[0]
+        path = _AUTHORITY.sub("", target.decode("ascii")).partition("?")[0] or "/"
         self._request = Request(method.decode("ascii"), path, fields, keep)
         self._body(fields, modern)
 
