@@ -24,7 +24,8 @@ pre { background: #f2f4f7; padding: .8rem; overflow-x: auto }
 """
 
 
-def page(package: Package, rows: Rows | None, metrics: Metrics, waiting: int) -> str:
+def page(package: Package, rows: Rows | None, metrics: Metrics, waiting: int, host: str) -> str:
+    """`host` is what the reader's browser calls this server."""
     name = escape(package.name)
     put_together = (
         f"Requests are put together along <code>{escape(rows.symbol)}</code>."
@@ -46,7 +47,8 @@ def page(package: Package, rows: Rows | None, metrics: Metrics, waiting: int) ->
 <h2>Since the start</h2>{_counters(metrics, waiting)}
 <h2>Time from request to response</h2>{_histogram(metrics)}
 <h2>A request</h2>
-<pre>curl -H 'Content-Type: application/json' http://HOST:PORT/v1/run -d '{_example(package)}'</pre>
+<pre>curl -H 'Content-Type: application/json' http://{escape(host)}/v1/run \\
+  -d '{_example(package)}'</pre>
 <p>Counters for Prometheus are at <a href="/metrics">/metrics</a>;
 <a href="/health">/health</a> says whether requests are taken.</p>
 </body></html>
@@ -73,10 +75,17 @@ def _counters(metrics: Metrics, waiting: int) -> str:
         *((f"responses {code}", f"{n}") for code, n in sorted(metrics.responses.items())),
         ("runs", f"{batches}"),
         ("requests in a run", f"{metrics.batches.sum / batches:.1f}" if batches else "–"),
+        ("half answered within", _within(metrics, 0.5)),
+        ("99 % answered within", _within(metrics, 0.99)),
         ("waiting now", f"{waiting}"),
         ("connections now", f"{metrics.connections}"),
     ]
     return _table(f"<td>{name}</td><td class=n>{value}</td>" for name, value in found)
+
+
+def _within(metrics: Metrics, share: float) -> str:
+    found = metrics.latency.quantile(share)
+    return "–" if found is None else f"{1000 * found:g} ms"
 
 
 def _histogram(metrics: Metrics) -> str:

@@ -146,7 +146,7 @@ class Server:
             return refusal(404, f"there is nothing at {request.path}: see /")
         if request.method not in ("GET", "HEAD"):
             return _other_method(request, "GET, HEAD")
-        return respond[request.path]()
+        return respond[request.path](request)
 
     def _run(self, request: Request, connection: Connection) -> Response | Job:
         kind = request.fields.get("content-type", JSON).partition(";")[0].strip().lower()
@@ -177,17 +177,18 @@ class Server:
             return refusal(400, str(problem))
         return job
 
-    def _health(self) -> Response:
+    def _health(self, request: Request) -> Response:
         status = "stopping" if self.stopping else "ok"
         body = json.dumps({"status": status, "model": self.package.name}).encode()
         return Response(503 if self.stopping else 200, body)
 
-    def _metrics(self) -> Response:
+    def _metrics(self, request: Request) -> Response:
         text = self.metrics.text(self.batcher.waiting, self.batcher.running)
         return Response(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
-    def _page(self) -> Response:
-        text = page(self.package, self.rows, self.metrics, self.batcher.waiting)
+    def _page(self, request: Request) -> Response:
+        host = request.fields.get("host", "localhost")
+        text = page(self.package, self.rows, self.metrics, self.batcher.waiting, host)
         safe = ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
         return Response(200, text.encode(), "text/html; charset=utf-8", (safe,))
 

@@ -50,7 +50,7 @@ Arrays = dict[str, np.ndarray]
 def from_json(body: bytes, dtypes: Mapping[str, str]) -> tuple[Arrays, bool]:
     """The arrays of a request, and whether it asks for results in base64."""
     try:
-        found = json.loads(body, parse_constant=_no_constant)
+        found = _decoder.decode(body.decode())
     except (ValueError, RecursionError) as problem:
         raise Invalid(f"the body is not JSON: {problem}") from None
     if not isinstance(found, dict) or not isinstance(found.get("inputs"), dict):
@@ -77,6 +77,9 @@ def _no_such(name: str, known: Mapping[str, str]) -> str:
 
 def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a number of JSON; send the tensor as base64")
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _from_lists(name: str, value: Any, dtype: DType) -> np.ndarray:
@@ -168,7 +171,7 @@ def from_raw(body: bytes, dtypes: Mapping[str, str]) -> Arrays:
     if start > len(body):
         raise Invalid(f"the header is to have {length} bytes, and the body ends before")
     try:
-        header = json.loads(body[_LENGTH.size : start], parse_constant=_no_constant)
+        header = _decoder.decode(body[_LENGTH.size : start].decode())
     except (ValueError, RecursionError) as problem:
         raise Invalid(f"the header is not JSON: {problem}") from None
     if not isinstance(header, dict):
