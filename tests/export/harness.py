@@ -33,7 +33,7 @@ def compiler(name: str = "cc") -> str:
 
 
 @cache
-def _folder() -> Path:
+def header_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="tilewright-tests-"))
     (folder / "tilewright.h").write_text(c_header())
     return folder
@@ -41,9 +41,9 @@ def _folder() -> Path:
 
 def built(source: Path, name: str, *options: str, by: str = "cc") -> Path:
     """A program or library of C that includes the header."""
-    out = _folder() / name
+    out = header_folder() / name
     if not out.exists():
-        command = [compiler(by), *options, f"-I{_folder()}", str(source), "-o", str(out)]
+        command = [compiler(by), *options, f"-I{header_folder()}", str(source), "-o", str(out)]
         done = subprocess.run([*command, "-ldl", "-pthread"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     return out
@@ -76,7 +76,7 @@ class _Description(ctypes.Structure):
 @cache
 def library() -> Any:
     """The header's functions in this process."""
-    source = _folder() / "library.c"
+    source = header_folder() / "library.c"
     source.write_text('#define TILEWRIGHT_IMPLEMENTATION\n#include "tilewright.h"\n')
     made = ctypes.CDLL(str(built(source, "library.so", "-std=c99", "-shared", "-fPIC", *STRICT)))
     made.tw_error_text.restype = made.tw_level.restype = ctypes.c_char_p
@@ -154,7 +154,9 @@ def written(arrays: Sequence[np.ndarray], folder: Path) -> list[str]:
     return list(map(str, paths))
 
 
-def called(mode: str, package: Path, out: Path, count: int, *rest: str, by: Sequence[str] = ()) -> str:
+def called(
+    mode: str, package: Path, out: Path, count: int, *rest: str, by: Sequence[str] = ()
+) -> str:
     """What the C program prints. `by`: another program and what runs it."""
     command = [*(by or [str(caller())]), mode, str(package), str(out), str(count), *rest]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -162,7 +164,9 @@ def called(mode: str, package: Path, out: Path, count: int, *rest: str, by: Sequ
     return done.stdout
 
 
-def judge(model: torch.nn.Module, inputs: Sequence[torch.Tensor], got: Sequence[np.ndarray]) -> None:
+def judge(
+    model: torch.nn.Module, inputs: Sequence[torch.Tensor], got: Sequence[np.ndarray]
+) -> None:
     """Errors against float64 are at most twice eager's plus four units in the last place of the
     largest value."""
     with torch.no_grad():

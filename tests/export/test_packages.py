@@ -29,7 +29,7 @@ from tests.export.harness import (
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.driver.export.sentences import SENTENCES
 
-CODES = {k: name for k, name in enumerate(SENTENCES, 1)}
+CODES = dict(enumerate(SENTENCES, 1))
 
 
 class Net(nn.Module):
@@ -218,7 +218,7 @@ def test_damaged_packages(folder: Path, tmp_path: Path, case: str) -> None:
     shutil.copytree(folder, path)
     damage(path)
     before = _mapped()
-    with pytest.raises(Failed, match=".*") as caught:
+    with pytest.raises(Failed) as caught:
         Package(path, flags=1)
     assert CODES[caught.value.code] == name and words in str(caught.value)
     assert _mapped() == before

@@ -25,7 +25,14 @@ def test_export_and_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert {x["target"] for x in found["levels"]} == {"host", "x86-64-v3"}
     assert main(["info", str(out), "--verify"]) == 0
     shown = capsys.readouterr().out
-    for text in ("f32[batch, 8]", "64", "weights.bin", "tw_run", "x86-64-v3 needs", "checksums are"):
+    for text in (
+        "f32[batch, 8]",
+        "64",
+        "weights.bin",
+        "tw_run",
+        "x86-64-v3 needs",
+        "checksums are",
+    ):
         assert text in shown
     assert main(["info", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
