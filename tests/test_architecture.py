@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tilewright"
 
 ORDER = (
-    "base link ir ops rewrites graph superopt capture kernel lang llvm runtime serve targets tune driver "
-    "language triton bench"
+    "base link ir ops rewrites graph superopt capture kernel lang llvm runtime serve targets tune "
+    "driver language triton bench"
 ).split()
 RANK = {folder: rank for rank, folder in enumerate(ORDER)}
 
@@ -213,9 +213,9 @@ def test_the_check_of_cycles_itself(tmp_path: Path) -> None:
 
 # The folders inside driver/, in the order in which they may import each other; files that lie in
 # driver/ itself stand above, but for `api`: `te` and `looking` load the side of torch through it.
-DRIVER = tuple(
-    "program weights tile onnx torch api saving loading te learning looking export signing cli".split()
-)
+DRIVER = (
+    "program weights tile onnx torch api saving loading te learning looking export signing cli"
+).split()
 
 
 def test_imports_inside_driver_point_one_way() -> None:

@@ -44,9 +44,7 @@ def manifest_of(
             for c in model.checks
         ],
         "levels": [_level(x) for x in levels],
-        "pool": {
-            arch: file_of(file, code) for arch, (file, code) in pools.items()
-        },
+        "pool": {arch: file_of(file, code) for arch, (file, code) in pools.items()},
         "weights": dict(weights),
         "versions": {
             "tilewright": own_version(),
