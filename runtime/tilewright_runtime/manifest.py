@@ -39,7 +39,7 @@ try:
 except ImportError:  # a Python without the parts of json that are C
     from json import JSONDecoder
 
-    _scan = JSONDecoder().scan_once
+    _scan = JSONDecoder().raw_decode
 else:
     made: Any = make_scanner
     _scan = made(_Rules())
