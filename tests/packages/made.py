@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 import tilewright as tw
+from tilewright.driver.export.package import write_package
+from tilewright_runtime.files import Files
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -57,6 +59,10 @@ def package(suffix: str = ".twp") -> Path:
 @cache
 def _package(suffix: str) -> Path:
     path = _folder() / f"network{suffix}"
+    if suffix:
+        files = {name: package("") / name for name in Files(package("")).names()}
+        write_package(path, files)
+        return path
     batch = torch.export.Dim("batch", min=1, max=64)
     tw.export(network(), torch.ones(4, 64), path=path, dynamic={"x": {0: batch}}, name="network")
     return path

@@ -62,6 +62,16 @@ def test_it_computes(suffix: str) -> None:
         net(x)
 
 
+def test_packages_share_one_pool() -> None:
+    with load(made.package()) as net, load(made.narrow()) as other:
+        net.set_threads(2)
+        assert other.threads == 2
+        other.set_threads(1)
+        assert net.threads == 1
+        x = made.rows(4)
+        assert close(net(x), made.expected(x)) and other(x).shape == (4, 10)
+
+
 def test_weights_in_16_bits() -> None:
     x = made.rows(4)
     with load(made.narrow(), verify=True) as net:
