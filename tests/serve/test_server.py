@@ -305,6 +305,18 @@ def test_a_full_queue() -> None:
             assert [f.result()[0] for f in asked] == [200] * 3
 
 
+def test_a_mistake_has_words() -> None:
+    class Broken(Twice):
+        def dims_of(self, inputs: Any) -> dict[str, int]:
+            raise MemoryError("no room")
+
+    with serving(Broken()) as server:
+        client = connected(server)
+        for _ in range(2):
+            status, found, _ = ask(client, "POST", RUN, {"inputs": {"x": X}})
+            assert status == 500 and found["error"] == "the run failed: MemoryError: no room"
+
+
 def test_time_runs_out() -> None:
     package = Twice()
     with serving(package, workers=1, timeout=0.4) as server:

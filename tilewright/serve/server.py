@@ -291,7 +291,10 @@ class Connection(asyncio.Protocol):
     def _handle(self, request: Request) -> None:
         self.request, self.began = request, time.monotonic()
         self.deadline = self.began + self.server.settings.timeout
-        found = self.server.answer(request, self)
+        try:
+            found = self.server.answer(request, self)
+        except Exception as problem:  # a mistake of this server's ends no connection without words
+            found = _response(problem, JSON)
         if isinstance(found, Response):
             self.respond(found, again=False)
         else:
