@@ -74,6 +74,7 @@ class Client(asyncio.Protocol):
         self.done = asyncio.get_running_loop().create_future()
         self.buffer = bytearray()
         self.needed: int | None = None
+        self.waiting = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
