@@ -81,7 +81,7 @@ def folder(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("suffix", ["", ".twp"])
 def test_one_package_at_many_sizes(net: Net, folder: Path, suffix: str) -> None:
-    package = Package(folder.with_suffix(suffix), flags=1)
+    package = Package(folder.with_suffix(suffix), flags=3 if suffix else 1)
     assert package.inputs == [("x", "f32", ["batch", "24"]), ("ids", "i64", ["2", "3"])]
     assert package.outputs == [("y", "f32", ["batch", "8"]), ("z", "f32", ["2", "8"])]
     assert package.level == "host"
@@ -91,15 +91,47 @@ def test_one_package_at_many_sizes(net: Net, folder: Path, suffix: str) -> None:
     package.close()
 
 
-def test_batch_and_length(tmp_path: Path) -> None:
+def test_batch_and_length_of_an_exported_program(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = Attention().eval()
-    dynamic = {"x": {0: Dim("batch", max=64), 1: Dim("length", min=2, max=512)}}
-    tw.export(model, torch.randn(2, 9, 16), path=tmp_path / "a.twp", dynamic=dynamic)
+    dims = {"x": {0: Dim("batch", max=64), 1: Dim("length", min=2, max=512)}}
+    exported = torch.export.export(model, (torch.randn(2, 9, 16),), dynamic_shapes=dims)
+    torch.export.save(exported, tmp_path / "a.pt2")
+    tw.export(tmp_path / "a.pt2", path=tmp_path / "a.twp")
     package = Package(tmp_path / "a.twp")
+    assert package.inputs == [("x", "f32", ["x_0", "x_1", "16"])], "torch keeps no names of dims"
     for batch, length in ((1, 2), (3, 17), (2, 64), (1, 128), (5, 333)):
         x = torch.randn(batch, length, 16)
         judge(model, [x], package(x.numpy()))
+    package.close()
+
+
+class Kinds(nn.Module):
+    """Results that are inputs, weights, constants, views, twice the same, and of several dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x: torch.Tensor, twice: torch.Tensor, n: int = 3) -> tuple[Any, ...]:
+        y = x + twice[::2]
+        some = x, y, y, self.w, y.t(), x.sum(), x > 0, x.argmax(1)
+        return *some, torch.ones(3), {"deep": y * n, "none": None}
+
+
+def test_results_of_all_kinds(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model, b = Kinds().eval(), Dim("b", min=0, max=50)
+    given = torch.randn(3, 5), torch.randn(6, 5)
+    made = tw.export(model, *given, path=tmp_path / "p", dynamic=({0: b}, {0: 2 * b}))
+    assert [x["shape"] for x in made.manifest["inputs"]] == [["b", 5], ["2*b", 5]]
+    assert made.manifest["outputs"][-1]["name"] == "output9.deep"
+    package = Package(tmp_path / "p")
+    for n in (0, 1, 5):
+        xs = torch.randn(n, 5), torch.randn(2 * n, 5)
+        judge(model, xs, package(*(x.numpy() for x in xs)))
+    with pytest.raises(Failed, match=r"twice has the shape \[2\*b, 5\], and \[5, 5\] was given"):
+        package(np.zeros((2, 5), np.float32), np.zeros((5, 5), np.float32))
     package.close()
 
 
@@ -329,19 +361,6 @@ def test_models_that_cannot_be_exported(net: Net, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="is there, and no package"):
         tw.export(net, *inputs_of(3), path=tmp_path / "mine")
     assert not (tmp_path / "p").exists()
-
-
-def test_exported_programs(tmp_path: Path) -> None:
-    torch.manual_seed(2)
-    model, x = Attention().eval(), torch.randn(3, 7, 16)
-    dims = {"x": {0: Dim("batch", max=8), 1: Dim("length", min=2, max=64)}}
-    exported = torch.export.export(model, (torch.randn(2, 5, 16),), dynamic_shapes=dims)
-    torch.export.save(exported, tmp_path / "a.pt2")
-    tw.export(tmp_path / "a.pt2", path=tmp_path / "a.twp")
-    package = Package(tmp_path / "a.twp")
-    assert package.inputs == [("x", "f32", ["x_0", "x_1", "16"])]
-    judge(model, [x], package(x.numpy()))
-    package.close()
 
 
 ONNX = """
