@@ -64,6 +64,7 @@ def load(
     threads: int | None = None,
     verify: bool = False,
     public_key: object = None,
+    copy_weights: bool = False,
 ) -> Package:
     """Load a package, a folder or a file `name.twp`, to call it.
 
@@ -71,14 +72,16 @@ def load(
     code are always compared before any of it can run; `verify` compares that of the weights too,
     which reads all of them. `public_key` (PEM, as bytes or the path of a file) takes only packages
     that were signed with its private key, and verifies all. `threads` is how many share the work of
-    a call, in all packages of the process.
+    a call, in all packages of the process. Weights are mapped from the file and read when they are
+    touched; `copy_weights` reads them to memory of this process, in large pages, which takes longer
+    once and makes calls that mostly read weights a little faster.
     """
     files = Files(path)
     try:
         text = files.manifest()
         if public_key is not None:
             require_signature(files, text, public_key)
-        package = Package(files, text, verify or public_key is not None)
+        package = Package(files, text, verify or public_key is not None, copy_weights)
     finally:
         files.close()
     if threads is not None:
@@ -97,7 +100,7 @@ class Package:
     manifest: dict[str, Any]
     level: str  # the target whose code was taken
 
-    def __init__(self, files: Files, text: bytes, verify: bool):
+    def __init__(self, files: Files, text: bytes, verify: bool, copy_weights: bool):
         self.path = files.path
         self._lock, self._calls, self._open = allocate_lock(), 0, False
         self._spare: list[tuple[int, int]] = []  # workspaces that no call uses: bytes, address
@@ -106,7 +109,7 @@ class Package:
         self._describe(manifest)
         level = self._choose(manifest)
         self._weights = self._mapped(files, verify)
-        self._unpacked = 0  # where weights are that the file has in fewer bits
+        self._copy = 0  # where weights are that are not read from the file
         self._code: Library | None = None
         self._pool = None
         self._open = True  # what is mapped is given back by `close`
@@ -114,7 +117,7 @@ class Package:
             if level.get("pool") is True:
                 self._pool = _pool_of(self, files)
             self._load(files, level)
-            self._unpack()
+            self._unpack(copy_weights)
         except BaseException:
             self.close()
             raise
@@ -259,20 +262,25 @@ class Package:
         self._ins = ctypes.c_void_p * max(1, len(self.inputs))
         self._outs = ctypes.c_void_p * max(1, len(self.outputs))
 
-    def _unpack(self) -> None:
-        """Weights as calls read them, where the file has them in fewer bits."""
-        size = self.manifest["weights"].get("unpacked")
-        if type(size) is not int or size < 0 or self._weights is None or self._code is None:
+    def _unpack(self, copy: bool) -> None:
+        """Weights as calls read them, where that is not the file: it has them in fewer bits, or a
+        copy was asked for."""
+        size, mapped = self.manifest["weights"].get("unpacked"), self._weights
+        narrow = type(size) is int and size >= 0
+        if mapped is None or self._code is None or not (narrow or copy):
             return
         address = ctypes.c_void_p
         try:
-            unpack = self._code.function("tw_unpack", None, address, address)
+            unpack = self._code.function("tw_unpack", None, address, address) if narrow else None
         except AttributeError:
             why = "it has no function to unpack weights"
             raise PackageError("LOAD", self.path, "its code", why) from None
-        self._at = self._unpacked = allocate(size)
-        unpack(self._weights.address, self._unpacked)
-        self._weights.close()
+        self._at = self._copy = allocate(size if narrow else mapped.size)
+        if unpack is not None:
+            unpack(mapped.address, self._copy)
+        else:
+            ctypes.memmove(self._copy, mapped.address, mapped.size)
+        mapped.close()
 
     # ---- calls
 
@@ -354,8 +362,8 @@ class Package:
             self._code.close()
         if self._weights is not None:
             self._weights.close()
-        if self._unpacked:
-            free(self._unpacked)
+        if self._copy:
+            free(self._copy)
         while self._spare:
             free(self._spare.pop()[1])
 

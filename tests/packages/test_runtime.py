@@ -19,9 +19,11 @@ import numpy as np
 import pytest
 import torch
 
+import tilewright as tw
 import tilewright_runtime
 from tests.packages import made
 from tests.seeds import drawn
+from tilewright.base.errors import Invalid
 from tilewright.driver.export.sentences import SENTENCES as OF_C
 from tilewright.ir.types import TENSOR_DTYPES
 from tilewright_runtime import PackageError, load
@@ -70,6 +72,22 @@ def test_packages_share_one_pool() -> None:
         assert net.threads == 1
         x = made.rows(4)
         assert close(net(x), made.expected(x)) and other(x).shape == (4, 10)
+
+
+def test_a_copy_of_the_weights(tmp_path: Path) -> None:
+    """The file is not read any more, and not mapped."""
+    path, x = tmp_path / "net.twp", made.rows(4)
+    shutil.copy(made.package(), path)
+    with load(path, copy_weights=True, verify=True) as net:
+        assert str(path) not in Path("/proc/self/maps").read_text()
+        path.write_bytes(bytes(path.stat().st_size))
+        assert close(net(x), made.expected(x))
+
+
+def test_a_saved_program_has_no_such_options(tmp_path: Path) -> None:
+    (tmp_path / "program.tw").write_bytes(b"program")
+    with pytest.raises(Invalid, match="is no package, and only packages are loaded with threads"):
+        tw.load(tmp_path / "program.tw", copy_weights=True)
 
 
 def test_weights_in_16_bits() -> None:

@@ -23,6 +23,7 @@ def load(
     threads: int | None = None,
     verify: bool = False,
     public_key: object = None,
+    copy_weights: bool = False,
 ) -> Any:
     """Load what `tw.export` or `tw.save` wrote, to call it with arrays: a package as a
     `tilewright_runtime.Package`, a saved program as a `LoadedProgram`.
@@ -32,11 +33,17 @@ def load(
     signed with its private key.
     """
     if is_package(path):
-        return load_package(path, threads=threads, verify=verify, public_key=public_key)
-    if threads is not None or verify or public_key is not None:
+        return load_package(
+            path,
+            threads=threads,
+            verify=verify,
+            public_key=public_key,
+            copy_weights=copy_weights,
+        )
+    if threads is not None or verify or public_key is not None or copy_weights:
         raise Invalid(
-            f"{os.fspath(path)} is no package, and only packages are loaded with threads, verify "
-            "or public_key",
+            f"{os.fspath(path)} is no package, and only packages are loaded with threads, verify, "
+            "public_key or copy_weights",
             hint="tw.export writes packages",
         )
     return import_module(_SAVED).load(path)

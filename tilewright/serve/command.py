@@ -49,7 +49,7 @@ def serve_package(
 ) -> Metrics:
     """Serves a package until the process is told to end; gives what was counted."""
     try:
-        package = load(path, threads=threads, public_key=public_key)
+        package = load(path, threads=threads, public_key=public_key, copy_weights=True)
         with package:
             rows, about = chosen_rows(package, batch_dim, settings.max_batch)
             server = Server(package, settings, rows)
