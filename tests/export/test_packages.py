@@ -357,10 +357,12 @@ def test_models_that_cannot_be_exported(net: Net, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="there is no target 'z80'"):
         tw.export(net, *inputs_of(3), path=tmp_path / "p", target="z80")
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("words")
+    (tmp_path / "mine" / "manifest.json").write_text('{"name": "of something else"}')
     with pytest.raises(Invalid, match="is there, and no package"):
         tw.export(net, *inputs_of(3), path=tmp_path / "mine")
-    assert not (tmp_path / "p").exists()
+    with pytest.raises(Invalid, match="there is no folder"):
+        tw.export(net, *inputs_of(3), path=tmp_path / "none" / "net.twp")
+    assert [x.name for x in tmp_path.iterdir()] == ["mine"]
 
 
 ONNX = """
