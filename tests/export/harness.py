@@ -21,7 +21,7 @@ from tilewright.bench.oracle import disagreements, in_double
 from tilewright.driver.export.api import c_header
 
 HERE = Path(__file__).parent
-DTYPES: list[str] = "f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool".split()
+DTYPES = tuple("f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool".split())
 STRICT = ("-Wall", "-Wextra", "-pedantic", "-Werror", "-O1")
 
 
