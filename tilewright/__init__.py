@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from tilewright.driver.api import compile, refresh, synchronize
     from tilewright.driver.export.api import export
     from tilewright.driver.export.to_onnx import to_onnx
+    from tilewright.driver.loading import load
     from tilewright.driver.looking.explain import explain
     from tilewright.driver.program.default_passes import passes
     from tilewright.driver.program.options import Options
     from tilewright.driver.program.programs import compile_graph
-    from tilewright.driver.program.saved import load
     from tilewright.driver.saving import save
     from tilewright.driver.te.build import build, lower
     from tilewright.driver.tile.arguments import TensorDescriptor
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tilewright.ir.passes import Pass
     from tilewright.ir.pipeline import Pipeline
     from tilewright.runtime.pool import get_threads, set_threads
+    from tilewright_runtime import PackageError
 
 __version__ = "0.1.0"
 
@@ -61,7 +62,7 @@ _FACE = {
     "refresh": "tilewright.driver.api",
     "synchronize": "tilewright.driver.api",
     "save": "tilewright.driver.saving",
-    "load": "tilewright.driver.program.saved",
+    "load": "tilewright.driver.loading",
     "explain": "tilewright.driver.looking.explain",
     "export": "tilewright.driver.export.api",
     "to_onnx": "tilewright.driver.export.to_onnx",
@@ -88,6 +89,7 @@ _FACE = {
     "TilewrightError": "tilewright.base.errors",
     "Invalid": "tilewright.base.errors",
     "MissingExtra": "tilewright.base.errors",
+    "PackageError": "tilewright_runtime",
     "Refused": "tilewright.base.errors",
     "Unsupported": "tilewright.base.errors",
 }
@@ -108,6 +110,7 @@ __all__ = [
     "JITFunction",
     "MissingExtra",
     "Options",
+    "PackageError",
     "Pass",
     "Pipeline",
     "Refused",

@@ -47,6 +47,12 @@ FACES = (
         ),
     ),
     Face("tilewright.onnx", "tw.onnx", "ONNX models as native code. Needs the extra `onnx`."),
+    Face(
+        "tilewright_runtime",
+        "twr",
+        "Runs packages, in plain Python; a distribution of its own, and part of Tilewright.",
+        (("twr.load(…)", "tilewright_runtime.package.Package"),),
+    ),
     Face("tilewright.tune", "tune", "Choices that `te.tune` and `tw.autotune` make by measuring."),
     Face("tilewright.language", "tl", "The tile language, Triton's names, imported as `tl`."),
     Face("tilewright.testing", "tw.testing", "Timing, comparing and reporting kernels."),

@@ -15,7 +15,7 @@ from tilewright import targets
 from tilewright.base.errors import Invalid, MissingExtra, Unsupported
 from tilewright.driver.api import torch_side
 from tilewright.driver.export.levels import Level, compiled, linked, pool_library
-from tilewright.driver.export.manifest import manifest_of, text_of
+from tilewright.driver.export.manifest import file_of, manifest_of, text_of
 from tilewright.driver.export.model import Model
 from tilewright.driver.export.package import MANIFEST, require_place, write_package
 from tilewright.driver.export.sentences import header
@@ -77,9 +77,11 @@ def export(
         described = held.described(WEIGHTS, held.write(stored))
         options = {"winograd": winograd, "weights": weights}
         manifest = manifest_of(found, levels, pools, described, options)
+        interface = c_header().encode()
+        manifest["header"] = file_of(HEADER, interface)
         content: dict[str, bytes | Path] = {x.file: x.code for x in levels}
         content |= dict(pools.values())
-        content |= {WEIGHTS: stored, HEADER: c_header().encode(), MANIFEST: text_of(manifest)}
+        content |= {WEIGHTS: stored, HEADER: interface, MANIFEST: text_of(manifest)}
         write_package(path, content)
     return Exported(path, manifest, levels)
 

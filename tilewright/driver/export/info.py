@@ -16,6 +16,7 @@ from tilewright.driver.export.manifest import FORMAT
 from tilewright.driver.export.package import MANIFEST
 from tilewright.driver.export.sentences import SENTENCES
 from tilewright.link.shared import Shared, read_shared
+from tilewright_runtime.files import SIGNATURE
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def described(manifest: Mapping[str, Any], path: Path) -> dict[str, tuple[str, M
     try:
         found = [(f"code for {x['target']}", x) for x in manifest["levels"]]
         found += [(f"threads on {arch}", x) for arch, x in manifest["pool"].items()]
-        found.append(("weights", manifest["weights"]))
+        found += [("weights", manifest["weights"]), ("C interface", manifest["header"])]
         return {x["file"]: (purpose, x) for purpose, x in found}
     except (KeyError, TypeError, AttributeError) as problem:
         why = f"its manifest lacks {problem}"
@@ -133,7 +134,7 @@ def info(path: str | Path, verify: bool = False) -> Info:
         found.append(FileInfo(name, sizes.get(name, 0), purpose, problem))
         if not problem and name.endswith(".so"):
             libraries[name] = read_shared(files.read(name), name)
-    others = {MANIFEST: "manifest", "include/tilewright.h": "C interface"}
+    others = {MANIFEST: "manifest", SIGNATURE: "signature of the manifest"}
     for name, size in sizes.items():
         if name not in known:
             found.append(FileInfo(name, size, others.get(name, "not in the manifest")))

@@ -22,6 +22,10 @@ def checksum(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=32).hexdigest()
 
 
+def file_of(name: str, content: bytes) -> dict[str, Any]:
+    return {"file": name, "bytes": len(content), "blake2b": checksum(content)}
+
+
 def manifest_of(
     model: Model,
     levels: Sequence[Level],
@@ -40,10 +44,7 @@ def manifest_of(
             for c in model.checks
         ],
         "levels": [_level(x) for x in levels],
-        "pool": {
-            arch: {"file": file, "bytes": len(code), "blake2b": checksum(code)}
-            for arch, (file, code) in pools.items()
-        },
+        "pool": {arch: file_of(file, code) for arch, (file, code) in pools.items()},
         "weights": dict(weights),
         "versions": {
             "tilewright": own_version(),

@@ -19,6 +19,7 @@ from tilewright.driver.cli.models.inputs import INPUT
 from tilewright.driver.cli.models.model import How, Model
 from tilewright.runtime.container import is_container
 from tilewright.runtime.program_file import PROGRAM
+from tilewright_runtime import is_package
 
 _HERE = "tilewright.driver.cli.models"
 _TORCH = f"{_HERE}.torch_models"
@@ -45,11 +46,12 @@ KINDS = (
     Kind(_ending(".pt2"), _TORCH, "torch"),
     Kind(_ending(".onnx"), f"{_HERE}.onnx_models", "onnx"),
     Kind(_ending(".tw"), f"{_HERE}.graph_models"),
+    Kind(is_package, f"{_HERE}.package_models"),  # a .pt2 is a zip too
 )
 FORM = (
     "FILE.py:NAME or PACKAGE.MODULE:NAME (a function, a torch.nn.Module, or a function without "
     "parameters that returns one, alone or with its inputs), FILE.pt2 (torch.export), FILE.onnx, "
-    "FILE.tw (the text of a graph), or a program that tw.save wrote"
+    "FILE.tw (the text of a graph), or a program or package that tw.save or tw.export wrote"
 )
 NOTES = (
     "Inputs come from --input; without, from the model itself: the variable or function "

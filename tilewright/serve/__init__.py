@@ -1,0 +1,1 @@
+"""A package behind HTTP: `tilewright serve`."""
