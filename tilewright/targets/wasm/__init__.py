@@ -1,4 +1,5 @@
-"""WebAssembly with 32-bit addresses: SIMD128, and relaxed SIMD, whose multiply-add may be fused.
+"""WebAssembly with 32-bit addresses: SIMD128, and relaxed SIMD, whose multiply-add may be fused;
+each for one thread, or for several that share memory.
 
 There is no host of this kind: code runs in a browser or another engine.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 from tilewright.base.errors import Unsupported
 from tilewright.ir.product import Product, TileShape
 from tilewright.ir.target import Target
+from tilewright.runtime.pool_ir import SERIAL_POOL
+from tilewright.runtime.worker_pool_ir import WORKER_POOL
 from tilewright.targets.family import Family, Host
 from tilewright.targets.wasm import intrinsics
 from tilewright.targets.wasm.support import SUPPORT
@@ -23,7 +26,13 @@ _FEATURES = (
 )
 
 
-def _wasm(name: str, features: tuple[str, ...], products: tuple[Product, ...]) -> Target:
+# With threads: loops are divided for so many, as pages of phones have.
+_SHARED, _CORES = ("+atomics",), 4
+
+
+def _wasm(
+    name: str, features: tuple[str, ...], products: tuple[Product, ...], cores: int = 1
+) -> Target:
     """What engines make of it: registers of x86-64 are the fewest. A kernel's stack is small."""
     return Target(
         name,
@@ -35,6 +44,7 @@ def _wasm(name: str, features: tuple[str, ...], products: tuple[Product, ...]) -
         converts_f16=False,
         stack=64 * 1024,
         prefetch=0,
+        cores=cores,
         tiles=(TileShape(4, 2, 4), TileShape(6, 1, 8)),
         products=products,
     )
@@ -44,14 +54,23 @@ def describe(host: Host) -> Target:
     raise Unsupported("WebAssembly is not the machine that this process runs on")
 
 
+def pool(target: Target) -> str:
+    return WORKER_POOL if target.has("atomics") else SERIAL_POOL
+
+
+_RELAXED = (*_FEATURES, "+relaxed-simd")
+
 FAMILY = Family(
     "wasm",
     ("wasm32",),
     (
         _wasm("wasm32", _FEATURES, intrinsics.APART),
-        _wasm("wasm32-relaxed", (*_FEATURES, "+relaxed-simd"), intrinsics.RELAXED),
+        _wasm("wasm32-relaxed", _RELAXED, intrinsics.RELAXED),
+        _wasm("wasm32-threads", (*_FEATURES, *_SHARED), intrinsics.APART, _CORES),
+        _wasm("wasm32-relaxed-threads", (*_RELAXED, *_SHARED), intrinsics.RELAXED, _CORES),
     ),
     describe,
     system=frozenset({"__stack_pointer", "__indirect_function_table"}),
     support=SUPPORT,
+    pool=pool,
 )
