@@ -2,8 +2,8 @@
 (or of another engine) with one memory. How they share chunks is in pool_regions_ir.py.
 
 Whoever loads the module says how many threads there will be (`tw_pool_resize`), and has each worker
-call `tw_worker` with its number, from 1 on, which never returns. A worker that has not begun yet
-delays nobody: others take its share. It spins for a while, then sleeps until its word changes. It
+call `tw_worker` with its number, from 1 on, which returns when there are to be fewer threads. A
+worker that has not begun yet delays nobody: others take its share. It spins for a while, then sleeps until its word changes. It
 raises `@sleepers` and then waits for another value than it saw, a caller publishes the words and
 then looks at `@sleepers`, both sequentially consistent: one of them sees the other. A caller never
 sleeps, since the thread of a page must not.
@@ -51,7 +51,7 @@ end:
   ret void
 }}
 
-define void @tw_worker(i32 %number) noreturn nounwind {{
+define void @tw_worker(i32 %number) nounwind {{
 entry:
   %self = zext i32 %number to i64
   %word = call ptr @word_of(i64 %self)
@@ -60,9 +60,13 @@ work:
   %drained = call {{ i64, i64 }} @drain(i64 %self)
   %generation = extractvalue {{ i64, i64 }} %drained, 0
   %limit = load atomic i64, ptr @spin monotonic, align 8
+  %wanted = load atomic i64, ptr @wanted acquire, align 8
+  %surplus = icmp uge i64 %self, %wanted
+  br i1 %surplus, label %end, label %begin
+begin:
   br label %spin
 spin:
-  %i = phi i64 [ 0, %work ], [ %i.next, %again ]
+  %i = phi i64 [ 0, %begin ], [ %i.next, %again ]
   %seen = load atomic i64, ptr %word seq_cst, align 8
   %current = lshr i64 %seen, {2 * PLACE}
   %news = icmp ne i64 %current, %generation
@@ -76,13 +80,27 @@ sleep:
   %how = call i32 @llvm.wasm.memory.atomic.wait64(ptr %word, i64 %seen, i64 -1)
   %after = atomicrmw sub ptr @sleepers, i64 1 seq_cst, align 8
   br label %work
+end:
+  ret void
 }}
 
-; How many threads there are, the caller included; at most {MOST_WORKERS + 1}.
+; How many threads there are, the caller included; at most {MOST_WORKERS + 1}. Returns when no region runs; those that
+; are too many are told.
 define void @tw_pool_resize(i64 %threads) nounwind {{
+entry:
   %fit = call i64 @llvm.umin.i64(i64 %threads, i64 {MOST_WORKERS + 1})
+  br label %lock
+lock:
+  %swap = cmpxchg ptr @busy, i64 0, i64 1 acquire monotonic, align 8
+  %mine = extractvalue {{ i64, i1 }} %swap, 1
+  br i1 %mine, label %change, label %lock
+change:
   store atomic i64 {_LOOKS}, ptr @spin monotonic, align 8
-  store atomic i64 %fit, ptr @wanted monotonic, align 8
+  store atomic i64 %fit, ptr @wanted release, align 8
+  call void @publish(i64 0)
+  call void @wake(i64 {MOST_WORKERS})
+  call void @adjust()
+  store atomic i64 0, ptr @busy release, align 8
   ret void
 }}
 
