@@ -45,6 +45,10 @@ from tilewright.link.resolve import resolve
 
 Data = bytes | bytearray | memoryview | Path
 
+# In the place of a library's name: whatever the process has loaded by then, such as its C library,
+# whose name differs between systems.
+PROCESS = "<process>"
+
 _STRINGS, _EXPLICIT, _HASH, _DYNAMIC, _IMPLICIT, _SYMBOLS = 3, 4, 5, 6, 9, 11
 _GNU_HASH, _VERSIONS_NEEDED, _VERSIONS = 0x6FFFFFF6, 0x6FFFFFFE, 0x6FFFFFFF
 _READ, _WRITE, _EXECUTE = 4, 2, 1
@@ -144,7 +148,7 @@ def shared_object(
 
     `needs`: of each library that may be used, the names that are taken from it, such as
     `{"libc.so.6": ["malloc", "memcpy@GLIBC_2.14"]}`. Only those that are used get into the file.
-    Any other name that no object defines is an error.
+    Names of `PROCESS` make no library needed. Any other name that no object defines is an error.
 
     `data`: large constants by the name that objects refer to and users find them by, as bytes or
     as the path of a file. Each begins on a page of its own, and is mapped rather than copied.
@@ -281,7 +285,8 @@ class _Writer:
         for number, symbol in enumerate(self.symbols, 1):
             symbol.number = number
         self.strings = dynamic.Strings()
-        self.libraries = list(dict.fromkeys(s.library for s in self.imports))
+        used = dict.fromkeys(s.library for s in self.imports)
+        self.libraries = [library for library in used if library != PROCESS]
         self.versions = versions
 
     def write(self, mapped: Sequence[tuple[Section, Data]]) -> _Linked:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
-from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim, Int, Quo, Sym
-from tilewright.llvm.text import Text, rounded_down
+from tilewright.ir.dim import Dim
+from tilewright.llvm.sizes import DECLARED, Sizes
 
 
 @dataclass(frozen=True)
@@ -114,10 +113,7 @@ def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
     own = {e.symbol for e in entries}
     needed = {c.symbol for e in entries for a in e.actions for c in calls_of(a)} - own
     lines = [f"declare void @{s}(ptr, ptr)" for s in sorted(needed)]
-    lines += [
-        "declare i64 @llvm.smin.i64(i64, i64)",
-        "declare i64 @llvm.smax.i64(i64, i64)",
-    ]
+    lines.append(DECLARED)
     if marks:
         lines.append("declare void @tw_mark(i64)")
     if any(isinstance(a, Together) for e in entries for a in e.actions):
@@ -134,11 +130,10 @@ def calls_of(a: Action) -> tuple[Call, ...]:
     return (a,) if isinstance(a, Call) else ()
 
 
-class _Writer(Text):
+class _Writer(Sizes):
     def __init__(self, e: Entry, marks: bool) -> None:
         super().__init__()
         self.e, self.marks = e, marks
-        self.memo: dict[Dim, str] = {}
 
     def lines(self) -> list[str]:
         e = self.e
@@ -149,10 +144,7 @@ class _Writer(Text):
             f"  %args = alloca [{width} x ptr]",
             f"  %sizes = alloca [{deep} x i64], align 8",
         ]
-        self.values: dict[str, str] = {}
-        for k, name in enumerate(e.dims):
-            p = self.put(f"getelementptr i64, ptr %dims, i64 {k}")
-            self.values[name] = self.put(f"load i64, ptr {p}, align 8")
+        self.read_symbols(e.dims)
         for k, a in enumerate(e.actions):
             if self.marks:
                 self.line(f"call void @tw_mark(i64 {k})")
@@ -174,11 +166,6 @@ class _Writer(Text):
 
     def size(self, d: str | int) -> str:
         return self.values[d] if isinstance(d, str) else str(d)
-
-    def fill(self, array: str, t: str, values: Sequence[str]) -> None:
-        for k, v in enumerate(values):
-            p = self.put(f"getelementptr {t}, ptr {array}, i64 {k}")
-            self.line(f"store {t} {v}, ptr {p}")
 
     def call(self, a: Call) -> None:
         self.fill("%args", "ptr", [self.slot(s) for s in a.args])
@@ -219,34 +206,3 @@ class _Writer(Text):
             self.line(f"br label %{n}.end")
         self.label(f"{n}.end")
         self.memo = {}
-
-    def dim(self, x: Dim) -> str:
-        if isinstance(x, int):
-            return str(x)
-        found = self.memo.get(x)
-        if found is None:
-            found = self.memo[x] = self._polynomial(x)
-        return found
-
-    def _polynomial(self, x: Int) -> str:
-        total = ""
-        for mono, c in x.terms:
-            p = str(c)
-            for atom in mono:
-                if isinstance(atom, Sym):
-                    f = self.values[atom.name]
-                elif isinstance(atom, Quo):
-                    f = self._quotient(atom)
-                else:
-                    raise Unsupported(f"a size depends on data: {atom}")
-                p = self.put(f"mul i64 {p}, {f}")
-            total = p if not total else self.put(f"add i64 {total}, {p}")
-        return total
-
-    def _quotient(self, q: Quo) -> str:
-        a, b = self.dim(q.a), self.dim(q.b)
-        if q.op in ("min", "max"):
-            return self.put(f"call i64 @llvm.s{q.op}.i64(i64 {a}, i64 {b})")
-        if D.bounds(q.a)[0] >= 0:
-            return self.put(f"{'udiv' if q.op == 'floordiv' else 'urem'} i64 {a}, {b}")
-        return rounded_down(self.put, q.op, a, b)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from tilewright.base.machine import CacheSizes
 from tilewright.ir.target import Target
@@ -35,7 +35,12 @@ class Family:
 
     `system` are names that code may leave open, because the system or the linker defines them;
     `support` is LLVM text that defines others which LLVM's code or kernels call; `pool` gives that
-    of the thread pool.
+    of the thread pool. `module`: linked code is one file that has everything inside, the pool too,
+    and not a shared object beside others of its process. `tests` say how a program finds out
+    whether the processor has a feature, by LLVM's name of it: words that all have to hold.
+    `cpuid:LEAF:SUBLEAF:REGISTER:BIT` and `xcr0:MASK` ask an x86 processor and what its system
+    saves, `hwcap:BIT` and `hwcap2:BIT` what Linux tells every process, `validate:HEX` an engine
+    whether it takes that module, `shared` whether threads may share memory.
     """
 
     name: str
@@ -45,3 +50,11 @@ class Family:
     system: frozenset[str] = C_LIBRARY
     support: str = ""
     pool: Callable[[Target], str] = _system_pool
+    module: bool = False
+    tests: Mapping[str, str] = field(default_factory=dict)
+
+
+def linux_tests(bits: Mapping[str, str]) -> dict[str, str]:
+    """Tests of features, of words such as `neon:1` for each word that Linux tells a process."""
+    pairs = ((word, x.split(":")) for word, listed in bits.items() for x in listed.split())
+    return {feature: f"{word}:{bit}" for word, (feature, bit) in pairs}

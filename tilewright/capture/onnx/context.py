@@ -111,9 +111,14 @@ class Check:
     where: str  # the node of the model
     size: Dim  # of the axis that is indexed
 
+    @property
+    def template(self) -> str:
+        """What is told, for an {index} and a {size}."""
+        return f"{self.where}: index {{index}} is outside of an axis of {{size}} elements"
+
     def words(self, found: int, size: int) -> str:
         index = found - 1 if found > 0 else found
-        return f"{self.where}: index {index} is outside of an axis of {size} elements"
+        return self.template.replace("{index}", str(index)).replace("{size}", str(size))
 
 
 @dataclass(frozen=True)

@@ -274,7 +274,7 @@ def _segment(
         else:
             new[n] = node(n.op, *(new[x] for x in n.inputs))
     moved = {new[n]: p for n, p in places.items() if n in new}
-    outputs = (*(new[n] for n, _ in jobs), *_watched([new[n] for n in checks]))
+    outputs = (*(new[n] for n, _ in jobs), *watched([new[n] for n in checks]))
     read = [x for x in topological(outputs) if isinstance(x.op, Input)]
     # Weights first: a call gets their addresses together.
     inputs = tuple(sorted(read, key=lambda x: x.op.role != "weight"))  # type: ignore[attr-defined]
@@ -282,7 +282,7 @@ def _segment(
     return Segment(Graph(name, inputs, outputs, moved), buffers, tuple(checks.values()))
 
 
-def _watched(found: list[Node]) -> tuple[Node, ...]:
+def watched(found: list[Node]) -> tuple[Node, ...]:
     """One integer that is 0 where all of these are, then these, which the caller is told."""
     every = found
     while len(every) > 1:

@@ -8,7 +8,7 @@ cannot express (`Shapes.opaque`), which is evaluated once its symbols are known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -34,6 +34,7 @@ class Shapes:
         self._symbols: dict[sympy.Symbol, Dim] = {}
         self._known: set[str] = set()  # symbols read from data that have a source
         self._examples: dict[str, int] = {}  # what symbols were when the program was captured
+        self.ranges: Mapping[Any, Any] = {}  # torch's bounds of symbols, instead of the capture's
 
     def dim(self, x: Any) -> Dim:
         """An int or SymInt as a dim."""
@@ -78,7 +79,9 @@ class Shapes:
 
     def _symbol(self, s: sympy.Symbol, env: Any) -> Dim:
         if s not in self._symbols:
-            bounds = env.var_to_range.get(s) if env is not None else None
+            bounds = self.ranges.get(s)
+            if bounds is None:
+                bounds = env.var_to_range.get(s) if env is not None else None
             lo, hi = _limits(bounds)
             self._symbols[s] = lo if hi is not None and lo == hi else D.sym(str(s), lo, hi)
             example = getattr(env, "backed_var_to_val", {}).get(s)

@@ -110,6 +110,10 @@ class Translation:
         self.strides: Mapping[str, tuple[Dim, ...]] = {}
 
     def run(self) -> Captured:
+        return self._finish(self.walk())
+
+    def walk(self) -> torch.fx.Node:
+        """Translates every node; gives that of the results."""
         output: torch.fx.Node | None = None
         for n in self.gm.graph.nodes:
             announce(n)
@@ -123,13 +127,17 @@ class Translation:
             else:
                 self.env[n] = self._call(n)
         assert output is not None
-        return self._finish(output)
+        return output
 
     # ---- inputs
 
+    def slot(self, n: torch.fx.Node, index: int) -> str:
+        """The name of an input in our graph."""
+        return f"in{index}"
+
     def _placeholder(self, n: torch.fx.Node) -> None:
         index = len(self.arguments)
-        slot, v = f"in{index}", n.meta.get("val")
+        slot, v = self.slot(n, index), n.meta.get("val")
         self.argument_of[n] = index
         if isinstance(v, torch.Tensor):
             self.arguments.append(self._tensor_argument(n, slot, v, index in self.weights))

@@ -28,7 +28,7 @@ from tilewright.llvm.objects import cached_object
 from tilewright.ops.control import Cond
 from tilewright.runtime.objects import read_symbols
 from tilewright.runtime.program import Program
-from tilewright.runtime.program_data import KernelInfo, ProgramData
+from tilewright.runtime.program_data import KernelInfo, ProgramData, Stored
 from tilewright.runtime.shared import recipes_of
 from tilewright.targets import family_of, host
 from tilewright.tune.choose import Chooser, Default
@@ -66,7 +66,7 @@ def built_elsewhere(
 ) -> ProgramData:
     """The program of a graph for any processor, which need not be this machine's.
 
-    `values` are arrays for those inputs that are weights, by name. What calls need of them in
+    `values` are arrays for those inputs that are weights (or `Stored` ones), by name. What calls need of them in
     another form is among the program's constants, so that it has no prologue; weights that calls
     read as they are (`kept`) stay inputs.
     """
@@ -153,5 +153,7 @@ def _given(inputs: Sequence[Node], values: Mapping[str, Any]) -> list[Any]:
                 f"the value of weight {n.op.label} is not given",
                 hint="values={name: array} for every weight: they are packed for the target here",
             )
-        found.append(stored(values[n.op.label], n.op.label, n.ttype).array)
+        x = values[n.op.label]
+        x = x if isinstance(x, Stored) else stored(x, n.op.label, n.ttype)
+        found.append(x.array)
     return found

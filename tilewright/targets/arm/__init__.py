@@ -14,7 +14,7 @@ from tilewright.ir.product import TileShape
 from tilewright.ir.target import Target
 from tilewright.targets.arm import intrinsics
 from tilewright.targets.arm.support import SUPPORT
-from tilewright.targets.family import Family, Host
+from tilewright.targets.family import Family, Host, linux_tests
 
 # VFPv4 brings the fused multiply-add and conversions of half precision, integer division its own.
 _FEATURES = ("+neon", "+vfp4", "+fp16", "+hwdiv", "+hwdiv-arm")
@@ -76,4 +76,6 @@ FAMILY = Family(
     ),
     describe,
     support=SUPPORT,
+    # Linux has no bit for conversions of half precision: VFPv4 has them.
+    tests=linux_tests({"hwcap": "neon:12 vfp4:16 fp16:16 hwdiv-arm:17 hwdiv:18"}),
 )

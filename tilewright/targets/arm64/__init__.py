@@ -8,7 +8,7 @@ from typing import Any
 from tilewright.ir.product import TileShape
 from tilewright.ir.target import Target
 from tilewright.targets.arm64 import intrinsics
-from tilewright.targets.family import Family, Host
+from tilewright.targets.family import Family, Host, linux_tests
 
 # LLVM's detection leaves these out; the kernel reports them under other names.
 _FLAGS = {
@@ -19,6 +19,13 @@ _FLAGS = {
     "bf16": "+bf16",
     "i8mm": "+i8mm",
     "lrcpc": "+rcpc",
+}
+# How a program asks Linux for a feature: bits of its words about the processor.
+_BITS = {
+    "hwcap": "fp-armv8:0 neon:1 aes:3 sha2:6 crc:7 lse:8 fullfp16:10 rdm:12 jsconv:13 complxnum:14 "
+    "rcpc:15 ccpp:16 sha3:17 sm4:19 dotprod:20 sve:22 fp16fml:23 flagm:27 sb:29",
+    "hwcap2": "sve2:1 sve2-aes:2 sve2-bitperm:4 sve2-sha3:5 sve2-sm4:6 altnzcv:7 fptoint:8 "
+    "i8mm:13 bf16:14 rand:16 bti:17 mte:18 sme:23",
 }
 # For estimates: two pipes of four cycles and two loads; bytes of a cycle as measured on one.
 _RATES: dict[str, Any] = {
@@ -86,4 +93,5 @@ FAMILY = Family(
         ),
     ),
     describe,
+    tests=linux_tests(_BITS),
 )

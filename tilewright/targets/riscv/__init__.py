@@ -12,7 +12,7 @@ from typing import Any
 
 from tilewright.ir.product import TileShape
 from tilewright.ir.target import Target
-from tilewright.targets.family import Family, Host
+from tilewright.targets.family import Family, Host, linux_tests
 from tilewright.targets.riscv import intrinsics
 
 _TRIPLE = "riscv64-unknown-linux-gnu"
@@ -57,4 +57,6 @@ FAMILY = Family(
         Target("riscv64-v", _TRIPLE, "generic-rv64", _V, **_features(_V)),
     ),
     describe,
+    # Linux counts letters; zvl128b is part of v.
+    tests=linux_tests({"hwcap": "a:0 c:2 d:3 f:5 m:12 v:21 zvl128b:21"}),
 )

@@ -59,6 +59,15 @@ def pool(target: Target) -> str:
 
 
 _RELAXED = (*_FEATURES, "+relaxed-simd")
+# Modules of one function each, with an instruction of the kind. Engines that have vectors have the
+# other features too.
+_TESTS = {
+    "simd128": "validate:0061736d010000000105016000017b030201000a0a0108004100fd0ffd620b",
+    "relaxed-simd": "validate:0061736d0100000001060160017b017b030201000a0d010b00200020002000"
+    "fd85020b",
+    "atomics": "validate:0061736d010000000105016000017f030201000504010301010a0a0108004100"
+    "fe1002000b shared",
+}
 
 FAMILY = Family(
     "wasm",
@@ -73,4 +82,6 @@ FAMILY = Family(
     system=frozenset({"__stack_pointer", "__indirect_function_table"}),
     support=SUPPORT,
     pool=pool,
+    module=True,
+    tests=_TESTS,
 )

@@ -19,6 +19,40 @@ _V4 = (*_V3, "+avx512bw", "+avx512cd", "+avx512dq", "+avx512f", "+avx512vl")
 _NARROW: dict[str, Any] = {"l2_bandwidth": 24, "l3_bandwidth": 10, "memory_bandwidth": 7}
 _WIDE: dict[str, Any] = {"l2_bandwidth": 40, "l3_bandwidth": 10, "memory_bandwidth": 7, "issue": 5}
 
+_AVX, _AVX512 = "cpuid:1:0:ecx:27 xcr0:6", "cpuid:1:0:ecx:27 xcr0:230"
+_TILES = "cpuid:1:0:ecx:27 xcr0:393216"
+
+
+def _tests() -> dict[str, str]:
+    """How a program asks the processor for a feature: a bit of a register, and for wide registers
+    whether the system saves them."""
+    places = {
+        "1:0:ecx": "sse3:0 pclmul:1 ssse3:9 cx16:13 sse4.1:19 sse4.2:20 movbe:22 popcnt:23 aes:25",
+        "7:0:ebx": "bmi:3 bmi2:8 adx:19 sha:29",
+        "7:0:ecx": "gfni:8 movdiri:27 movdir64b:28",
+        "2147483649:0:ecx": "lzcnt:5",
+    }
+    avx = {
+        "1:0:ecx": "fma:12 avx:28 f16c:29",
+        "7:0:ebx": "avx2:5",
+        "7:0:ecx": "vaes:9 vpclmulqdq:10",
+        "7:1:eax": "avxvnni:4 avxifma:23",
+        "7:1:edx": "avxvnniint8:4 avxneconvert:5 avxvnniint16:10",
+    }
+    wide = {
+        "7:0:ebx": "avx512f:16 avx512dq:17 avx512ifma:21 avx512cd:28 avx512bw:30 avx512vl:31",
+        "7:0:ecx": "avx512vbmi:1 avx512vbmi2:6 avx512vnni:11 avx512bitalg:12 avx512vpopcntdq:14",
+        "7:0:edx": "avx512vp2intersect:8 avx512fp16:23",
+        "7:1:eax": "avx512bf16:5",
+    }
+    tiles = {"7:0:edx": "amx-bf16:22 amx-tile:24 amx-int8:25", "7:1:eax": "amx-fp16:21"}
+    found = {}
+    for table, system in ((places, ""), (avx, _AVX), (wide, _AVX512), (tiles, _TILES)):
+        for register, bits in table.items():
+            for feature, bit in (x.split(":") for x in bits.split()):
+                found[feature] = f"{system} cpuid:{register}:{bit}".strip()
+    return found
+
 
 def _tiles_permitted() -> bool:
     """Requests the state of tile registers from Linux, once; without it the first use is fatal."""
@@ -122,4 +156,5 @@ FAMILY = Family(
         ),
     ),
     describe,
+    tests=_tests(),
 )

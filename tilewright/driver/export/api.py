@@ -1,0 +1,109 @@
+"""`tw.export`: a model to a package, which runs without Python, torch or a compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from tilewright import targets
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.driver.api import torch_side
+from tilewright.driver.export.levels import Level, level, pool_library
+from tilewright.driver.export.manifest import manifest_of, text_of
+from tilewright.driver.export.model import Model
+from tilewright.driver.export.package import MANIFEST, write_package
+from tilewright.driver.export.sentences import header
+from tilewright.driver.export.weights import WeightsFile
+from tilewright.ir.target import Target
+
+WEIGHTS = "weights.bin"
+HEADER = "include/tilewright.h"
+_OF_TORCH = "tilewright.driver.export.of_torch"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, for those who look."""
+
+    path: Path
+    manifest: dict[str, Any]
+    levels: tuple[Level, ...]
+
+
+def export(
+    model: Any,
+    *examples: Any,
+    path: str | Path,
+    target: str | Target | Sequence[str | Target] = "host",
+    dynamic: Any = None,
+    winograd: bool = True,
+    name: str | None = None,
+) -> Exported:
+    """Write a model as a package: native code, weights and a manifest, for C, Python and others.
+
+    `model` is a `torch.nn.Module` or a function with example inputs, what `torch.export` made, or
+    the path of a `.pt2` or `.onnx` file. `path` is a folder, or a file `name.twp` with the same
+    inside. Several targets make one package that runs the best code that a machine has features
+    for. `dynamic` is torch.export's `dynamic_shapes`: those sizes stay symbolic, within the bounds
+    of their `Dim`s. `winograd=False` makes weights smaller and convolutions slower.
+    """
+    chosen = _targets(target)
+    found = _model(model, examples, dynamic, name)
+    path = Path(path)
+    weights = WeightsFile()
+    levels = tuple(level(found, t, weights, winograd) for t in chosen)
+    pools: dict[str, tuple[str, bytes]] = {}
+    for x in levels:
+        arch = x.target.arch
+        if arch not in pools and not x.module:
+            pools[arch] = f"lib/libtilewright_pool-{arch}.so", pool_library(x.target)
+    with tempfile.TemporaryDirectory() as folder:
+        stored = Path(folder) / WEIGHTS
+        sum_of_weights = weights.write(stored)
+        described = {
+            "file": WEIGHTS,
+            "layout": "flat",
+            "bytes": weights.size,
+            "blake2b": sum_of_weights,
+            "table": weights.table(),
+        }
+        if any(x.module for x in levels):
+            with stored.open("rb") as file:
+                described["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+        manifest = manifest_of(found, levels, pools, described, {"winograd": winograd})
+        content: dict[str, bytes | Path] = {x.file: x.code for x in levels}
+        content |= dict(pools.values())
+        if pools:
+            content[HEADER] = c_header().encode()
+        content |= {WEIGHTS: stored, MANIFEST: text_of(manifest)}
+        write_package(path, content)
+    return Exported(path, manifest, levels)
+
+
+def c_header() -> str:
+    """The C interface of packages, one file."""
+    return header((files("tilewright.driver.export") / "tilewright.h").read_text())
+
+
+def _targets(given: str | Target | Sequence[str | Target]) -> list[Target]:
+    """The best first: what needs most of a machine."""
+    several = [given] if isinstance(given, str | Target) else list(given)
+    if not several:
+        raise Invalid("a package needs a target", hint='target="host", or a list of names')
+    found = [x if isinstance(x, Target) else targets.get(x) for x in several]
+    names = [x.name for x in found]
+    for x in found:
+        if names.count(x.name) > 1:
+            raise Invalid(f"the target {x.name} is named twice")
+        if x.grid is not None:
+            raise Unsupported(f"{x.name} is a GPU, and packages are for processors")
+    return sorted(found, key=lambda x: -len(x.features))
+
+
+def _model(given: Any, examples: Sequence[Any], dynamic: Any, name: str | None) -> Model:
+    return torch_side(_OF_TORCH, "tw.export").model_of_torch(given, examples, dynamic, name)

@@ -1,0 +1,122 @@
+"""The functions by which a package's code is called, as LLVM text around a program's entry.
+
+    int64_t tw_workspace(const int64_t *dims)
+    void tw_shapes(const int64_t *dims, int64_t *out)
+    int32_t tw_run(const void *weights, const void *const *inputs, void *const *outputs,
+                   const int64_t *dims, void *workspace)
+
+`dims` are the values of the model's symbols. `tw_shapes` writes all extents of the inputs, then of
+the outputs, one tensor after the other. `tw_run` gives 0, or the number of the check that failed,
+from 1 on: then the integer that it found, and the size that an index should be within, stand in the
+workspace, at 64 times that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.driver.export.model import Model
+from tilewright.ir.dim import Dim
+from tilewright.llvm.sizes import DECLARED, Sizes
+from tilewright.runtime.program_data import ProgramData
+
+EXPORTS = ("tw_workspace", "tw_shapes", "tw_run")
+LINE = 64  # bytes from one check's integer to the next, and of every alignment
+
+
+@dataclass(frozen=True)
+class Given:
+    """Where the entry finds an operand: an input of the caller's, or a place in the weights."""
+
+    kind: str  # "input" or "weight"
+    at: int
+
+
+def interface(model: Model, data: ProgramData, operands: Sequence[Given | None]) -> str:
+    """The module. `operands` are what the entry's first table points to; None: nothing reads it."""
+    symbols = tuple(s.name for s in model.symbols)
+    watched = len(data.outputs) - len(model.outputs)
+    parts = [
+        f"declare void @{data.entry}(ptr, ptr, ptr, ptr)",
+        DECLARED,
+        _workspace(symbols, watched * LINE + data.arena),
+        _shapes(symbols, [d for x in (*model.inputs, *model.outputs) for d in x.shape]),
+        _run(model, symbols, data, operands),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _workspace(symbols: tuple[str, ...], size: Dim) -> str:
+    f = Sizes()
+    f.read_symbols(symbols)
+    f.line(f"ret i64 {f.dim(size)}")
+    return _function("i64 @tw_workspace(ptr %dims)", f)
+
+
+def _shapes(symbols: tuple[str, ...], extents: Sequence[Dim]) -> str:
+    f = Sizes()
+    f.read_symbols(symbols)
+    f.fill("%out", "i64", [f.dim(d) for d in extents])
+    f.line("ret void")
+    return _function("void @tw_shapes(ptr %dims, ptr %out)", f)
+
+
+def _run(
+    model: Model, symbols: tuple[str, ...], data: ProgramData, operands: Sequence[Given | None]
+) -> str:
+    watched = len(data.outputs) - len(model.outputs)
+    f = Sizes()
+    f.read_symbols(symbols)
+    ins = f.put(f"alloca [{max(1, len(operands))} x ptr]")
+    outs = f.put(f"alloca [{max(1, len(data.outputs))} x ptr]")
+    sizes = f.put(f"alloca [{max(1, len(data.dims))} x i64], align 8")
+    f.fill(ins, "ptr", [_operand(f, x) for x in operands])
+    own = len(data.outputs) - watched
+    results = [_loaded(f, "%outputs", k) for k in range(own)]
+    found = [f.put(f"getelementptr i8, ptr %workspace, i64 {k * LINE}") for k in range(watched)]
+    f.fill(outs, "ptr", [*results, *found])
+    f.fill(sizes, "i64", [f.values[name] for name in data.dims])
+    arena = f.put(f"getelementptr i8, ptr %workspace, i64 {watched * LINE}")
+    f.line(f"call void @{data.entry}(ptr {ins}, ptr {outs}, ptr {sizes}, ptr {arena})")
+    code = "0"
+    for k in range(len(model.checks), 0, -1):  # the first that failed is told
+        size = model.checks[k - 1].size
+        f.fill(found[k], "i64", [value := f.put(f"load i64, ptr {found[k]}, align 8"), f.dim(size or 0)])
+        failed = f.put(f"icmp ne i64 {value}, 0")
+        code = f.put(f"select i1 {failed}, i32 {k}, i32 {code}")
+    f.line(f"ret i32 {code}")
+    arguments = "ptr %weights, ptr %inputs, ptr %outputs, ptr %dims, ptr %workspace"
+    return _function(f"i32 @tw_run({arguments})", f)
+
+
+def _operand(f: Sizes, x: Given | None) -> str:
+    if x is None:
+        return "null"
+    if x.kind == "input":
+        return _loaded(f, "%inputs", x.at)
+    return f.put(f"getelementptr i8, ptr %weights, i64 {x.at}")
+
+
+def _loaded(f: Sizes, table: str, k: int) -> str:
+    return f.put(f"load ptr, ptr {f.put(f'getelementptr ptr, ptr {table}, i64 {k}')}")
+
+
+def _function(head: str, f: Sizes) -> str:
+    return "\n".join([f"define {head} nounwind {{", *f.out, "}"])
+
+
+def operands_of(
+    model: Model, data: ProgramData, labels: Sequence[str], places: Mapping[str, int],
+    constants: Sequence[int],
+) -> list[Given | None]:
+    """What the entry's table points to: inputs by `labels`, then constants. `places` and
+    `constants` are where weights and constants lie."""
+    inputs = {x.label: k for k, x in enumerate(model.inputs)}
+    found: list[Given | None] = []
+    for label in labels:
+        if label in inputs:
+            found.append(Given("input", inputs[label]))
+        else:
+            found.append(Given("weight", places[label]) if label in places else None)
+    return [*found, *(Given("weight", at) for at in constants)]

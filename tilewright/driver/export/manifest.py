@@ -1,0 +1,86 @@
+"""The manifest of a package: everything that a runtime and a reader have to know, as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llvmlite import binding
+
+from tilewright import __version__
+from tilewright.driver.export.levels import Level
+from tilewright.driver.export.model import Described, Model
+from tilewright.ir import dim as D
+from tilewright.ir.polynomial import INF
+
+FORMAT = 1
+CODE_LIMIT = 350 * 1024
+
+
+def checksum(content: bytes) -> str:
+    """BLAKE2b with 32 bytes of result, in hexadecimal digits. Browsers have SHA-256 only, so that
+    modules have that too."""
+    return hashlib.blake2b(content, digest_size=32).hexdigest()
+
+
+def manifest_of(
+    model: Model,
+    levels: Sequence[Level],
+    pools: Mapping[str, tuple[str, bytes]],
+    weights: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "name": model.name,
+        "inputs": [_described(model, x) for x in model.inputs],
+        "outputs": [_described(model, x) for x in model.outputs],
+        "dims": {str(model.shown(D.as_int(s))): _bounds(s) for s in model.symbols},
+        "checks": [
+            {"words": c.words, "size": None if c.size is None else model.shown(c.size)}
+            for c in model.checks
+        ],
+        "levels": [_level(x) for x in levels],
+        "pool": {
+            arch: {"file": file, "bytes": len(code), "blake2b": checksum(code)}
+            for arch, (file, code) in pools.items()
+        },
+        "weights": dict(weights),
+        "versions": {
+            "tilewright": __version__,
+            "llvm": ".".join(map(str, binding.llvm_version_info)),
+        },
+        "options": dict(options),
+        "specialised": {name: _plain(value) for name, value in model.specialised.items()},
+    }
+
+
+def _described(model: Model, x: Described) -> dict[str, Any]:
+    return {"name": x.name, "dtype": x.dtype.name, "shape": [model.shown(d) for d in x.shape]}
+
+
+def _bounds(s: D.Sym) -> list[int | None]:
+    low, high = D.bounds(D.as_int(s))
+    return [max(low, 0), None if high >= INF else high]
+
+
+def _level(x: Level) -> dict[str, Any]:
+    return {
+        "target": x.target.name,
+        "architecture": x.target.arch,
+        "features": x.features,
+        "file": x.file,
+        "bytes": len(x.code),
+        "blake2b": checksum(x.code),
+        "pool": x.needs_pool,
+    } | ({"sha256": hashlib.sha256(x.code).hexdigest()} if x.module else {})
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def text_of(manifest: Mapping[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,99 @@
+"""A model to be exported: one graph, the values of its weights, and what users call its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Graph
+from tilewright.ir.types import DType
+from tilewright.runtime.program_data import Stored
+
+
+@dataclass(frozen=True)
+class Described:
+    """An input or output, under the user's name. `label`: that of the graph's input."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition on data: what is told where it fails, with {index} and {size}."""
+
+    words: str
+    size: Dim | None
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A value of the graph's input `label`, under the user's name."""
+
+    name: str
+    value: Stored
+
+
+@dataclass(frozen=True)
+class Model:
+    """The graph's outputs are those of `outputs`, then, where there are `checks`, integers: whether
+    one failed, then each of them."""
+
+    name: str
+    graph: Graph
+    weights: Mapping[str, Weight]  # by the label of the graph's input
+    inputs: tuple[Described, ...]
+    outputs: tuple[Described, ...]
+    checks: tuple[Check, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)  # the user's, of symbols
+    specialised: Mapping[str, Any] = field(default_factory=dict)  # values that it holds for
+
+    @property
+    def symbols(self) -> tuple[D.Sym, ...]:
+        """Those of the inputs, in order; a call gives their values."""
+        found = (s for x in self.inputs for d in x.shape for s in sorted_symbols(d))
+        return tuple(dict.fromkeys(found))
+
+    def shown(self, d: Dim) -> int | str:
+        """A size as a manifest says it."""
+        if isinstance(d, int):
+            return d
+        new = {s: D.sym(self.names.get(s.name, s.name), s.lo, s.hi) for s in D.symbols(d)}
+        return str(D.substitute(d, new))
+
+    def checked(self) -> Model:
+        """Itself, if a call's inputs say everything about sizes."""
+        names = [x.name for x in (*self.inputs, *self.outputs)]
+        for x in (self.inputs, self.outputs):
+            own = [y.name for y in x]
+            for name in own:
+                if own.count(name) > 1:
+                    raise Invalid(f"{self.name} has two parts of the name {name!r}")
+        alone = {d for x in self.inputs for d in x.shape if D.is_sym(d)}
+        for s in self.symbols:
+            if D.as_int(s) not in alone:
+                raise Unsupported(
+                    f"{self.name} cannot be exported: no input has an axis of size "
+                    f"{self.names.get(s.name, s.name)}, by which a call would determine it",
+                    hint="make an axis dynamic by itself",
+                )
+        known = set(self.symbols)
+        for x in self.outputs:
+            for d in x.shape:
+                if not isinstance(d, int) and not set(D.symbols(d)) <= known:
+                    raise Unsupported(
+                        f"{self.name} cannot be exported: the size {d} of {x.name} depends on data",
+                        hint="return a tensor of a size that the inputs' sizes determine",
+                    )
+        assert names
+        return self
+
+
+def sorted_symbols(d: Dim) -> Sequence[D.Sym]:
+    return () if isinstance(d, int) else sorted(D.symbols(d), key=lambda s: s.name)

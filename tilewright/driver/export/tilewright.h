@@ -1,0 +1,1320 @@
+/* tilewright.h: runs packages that `tilewright export` wrote. C99 and C++; nothing but libc.
+
+   In ONE source file, before any other include:
+
+       #define TILEWRIGHT_IMPLEMENTATION
+       #include "tilewright.h"
+
+   Link with -ldl -pthread where the C library does not hold these. A program:
+
+       tw_package *net;
+       if (tw_open("net.twp", 0, &net)) { fprintf(stderr, "%s\n", tw_error_text()); return 1; }
+       float x[3 * 8], y[3 * 4];
+       int64_t in_shape[] = {3, 8}, out_shape[] = {3, 4};
+       tw_tensor in = {x, TW_F32, 2, in_shape}, out = {y, TW_F32, 2, out_shape};
+       if (tw_run(net, &in, 1, &out, 1, NULL)) fprintf(stderr, "%s\n", tw_error_text());
+       tw_close(net);
+
+   A package holds native code that runs in this process: open only what you trust.
+
+   Memory of tensors is contiguous, row-major and aligned to its elements; outputs overlap nothing.
+   Every function may be called from any thread, also several at once with one package, but
+   tw_close of a package that another thread uses. Errors are codes; tw_error_text says more, for
+   the calling thread. All packages of a process share one pool of threads. A forked child may go on
+   with the packages of its parent. */
+
+#ifndef TILEWRIGHT_H
+#define TILEWRIGHT_H
+
+#if defined(TILEWRIGHT_IMPLEMENTATION) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE
+#endif
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What functions give: 0, or one of these. */
+enum {
+  TW_OK = 0,
+/* @codes@ */
+};
+
+/* The dtypes of tensors. */
+enum {
+  TW_F64 = 1, TW_F32, TW_F16, TW_BF16, TW_I64, TW_I32, TW_I16, TW_I8,
+  TW_U64, TW_U32, TW_U16, TW_U8, TW_BOOL
+};
+
+/* For tw_open: compare the checksum of the weights too, which reads all of them. That of code is
+   always compared, before any of it is mapped executable. */
+#define TW_VERIFY_WEIGHTS 1u
+
+#define TW_MAX_RANK 16
+
+typedef struct tw_package tw_package;
+
+/* A tensor of the caller's. `data` of inputs is only read. */
+typedef struct tw_tensor {
+  void *data;
+  int dtype;
+  int rank;
+  const int64_t *shape;
+} tw_tensor;
+
+/* An input or output of a package. Where a size is symbolic, `shape` has -1; `sizes` has the text of
+   every size, such as "8", "batch" or "2*length". */
+typedef struct tw_description {
+  const char *name;
+  int dtype;
+  int rank;
+  const int64_t *shape;
+  const char *const *sizes;
+} tw_description;
+
+/* Where the runtime's memory comes from. `allocate` gives NULL where there is none. */
+typedef struct tw_allocator {
+  void *(*allocate)(void *user, size_t bytes, size_t alignment);
+  void (*release)(void *user, void *memory, size_t bytes);
+  void *user;
+} tw_allocator;
+
+/* Opens a package: a folder, or a .twp file. Takes the best code that this processor can run. */
+int tw_open(const char *path, unsigned flags, tw_package **package);
+void tw_close(tw_package *package);
+
+const tw_description *tw_inputs(const tw_package *package, size_t *count);
+const tw_description *tw_outputs(const tw_package *package, size_t *count);
+const char *tw_manifest(const tw_package *package); /* its JSON */
+const char *tw_level(const tw_package *package);    /* the target whose code was taken */
+
+/* The sizes of an output for inputs like these (their `data` is not read), and the bytes that a call
+   needs to work in. `shape` has room for the output's rank. */
+int tw_output_shape(const tw_package *package, const tw_tensor *inputs, size_t input_count,
+                    size_t output, int64_t *shape);
+int tw_workspace_bytes(const tw_package *package, const tw_tensor *inputs, size_t input_count,
+                       size_t *bytes);
+
+/* Computes the outputs. `workspace`: memory of tw_workspace_bytes, aligned to 64 bytes, that no
+   other call uses meanwhile; or NULL: the package has its own, and keeps it for the next call. */
+int tw_run(tw_package *package, const tw_tensor *inputs, size_t input_count,
+           const tw_tensor *outputs, size_t output_count, void *workspace);
+
+/* How many threads share the work of a call, the caller's included; at first as many as there are
+   processors to run on. For all packages of the process, once one is open. */
+int tw_set_threads(int count);
+int tw_get_threads(void);
+
+/* For all memory that is allocated from now on; NULL: the C library's again. Packages that are open
+   keep the one that they were opened with. */
+void tw_set_allocator(const tw_allocator *allocator);
+
+/* What went wrong in this thread's last call that gave an error. */
+const char *tw_error_text(void);
+
+/* The name of a dtype ("f32"), and the bytes of an element. */
+const char *tw_dtype_name(int dtype);
+size_t tw_dtype_bytes(int dtype);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TILEWRIGHT_H */
+
+#ifdef TILEWRIGHT_IMPLEMENTATION
+#ifndef TILEWRIGHT_IMPLEMENTED
+#define TILEWRIGHT_IMPLEMENTED
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TW__FORMAT 1
+#define TW__LINE 64
+#define TW__SPIN 100000 /* nanoseconds that an idle thread waits before it sleeps */
+#define TW__LARGE ((size_t)2 << 20)
+
+/* ---- errors */
+
+static const char *const tw__sentences[] = {
+  "",
+/* @sentences@ */
+};
+
+static __thread char tw__text[1024];
+
+static int tw__fail(int code, ...) {
+  va_list values;
+  va_start(values, code);
+  vsnprintf(tw__text, sizeof tw__text, tw__sentences[code], values);
+  va_end(values);
+  return code;
+}
+
+const char *tw_error_text(void) { return tw__text; }
+
+/* ---- memory */
+
+static void *tw__allocate(void *user, size_t bytes, size_t alignment) {
+  void *memory = NULL;
+  size_t large = bytes >= TW__LARGE ? TW__LARGE : alignment;
+  (void)user;
+  if (posix_memalign(&memory, large, bytes)) return NULL;
+#ifdef MADV_HUGEPAGE
+  /* The last page is large only if most of it is used. */
+  if (bytes >= TW__LARGE)
+    madvise(memory, (bytes + TW__LARGE / 2) / TW__LARGE * TW__LARGE, MADV_HUGEPAGE);
+#endif
+  return memory;
+}
+
+static void tw__release(void *user, void *memory, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(memory);
+}
+
+static const tw_allocator tw__plain = {tw__allocate, tw__release, NULL};
+static tw_allocator tw__allocator = {tw__allocate, tw__release, NULL};
+static pthread_mutex_t tw__lock = PTHREAD_MUTEX_INITIALIZER;
+
+void tw_set_allocator(const tw_allocator *allocator) {
+  pthread_mutex_lock(&tw__lock);
+  tw__allocator = allocator ? *allocator : tw__plain;
+  pthread_mutex_unlock(&tw__lock);
+}
+
+/* ---- dtypes */
+
+static const struct {
+  const char *name;
+  size_t bytes;
+} tw__dtypes[] = {
+  {"", 0},    {"f64", 8}, {"f32", 4}, {"f16", 2}, {"bf16", 2}, {"i64", 8}, {"i32", 4},
+  {"i16", 2}, {"i8", 1},  {"u64", 8}, {"u32", 4}, {"u16", 2},  {"u8", 1},  {"bool", 1},
+};
+
+static int tw__known(int dtype) { return dtype >= TW_F64 && dtype <= TW_BOOL; }
+
+const char *tw_dtype_name(int dtype) {
+  return tw__known(dtype) ? tw__dtypes[dtype].name : "an unknown dtype";
+}
+
+size_t tw_dtype_bytes(int dtype) { return tw__known(dtype) ? tw__dtypes[dtype].bytes : 0; }
+
+/* ---- checksums: BLAKE2b of RFC 7693, with 32 bytes of result */
+
+static const uint64_t tw__start[8] = {
+  0x6a09e667f3bcc908u, 0xbb67ae8584caa73bu, 0x3c6ef372fe94f82bu, 0xa54ff53a5f1d36f1u,
+  0x510e527fade682d1u, 0x9b05688c2b3e6c1fu, 0x1f83d9abfb41bd6bu, 0x5be0cd19137e2179u,
+};
+
+static const unsigned char tw__order[10][16] = {
+  {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+  {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+  {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4},
+  {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+  {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13},
+  {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+  {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11},
+  {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+  {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5},
+  {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
+};
+
+#define TW__TURN(x, n) (((x) >> (n)) | ((x) << (64 - (n))))
+#define TW__MIX(a, b, c, d, x, y)                                                        \
+  do {                                                                                   \
+    a += b + (x); d ^= a; d = TW__TURN(d, 32); c += d; b ^= c; b = TW__TURN(b, 24);      \
+    a += b + (y); d ^= a; d = TW__TURN(d, 16); c += d; b ^= c; b = TW__TURN(b, 63);      \
+  } while (0)
+
+static void tw__compress(uint64_t *h, const unsigned char *block, uint64_t count, int last) {
+  uint64_t v[16], m[16];
+  int i, r;
+  for (i = 0; i < 8; i++) { v[i] = h[i]; v[i + 8] = tw__start[i]; }
+  v[12] ^= count;
+  if (last) v[14] = ~v[14];
+  for (i = 0; i < 16; i++) {
+    int k;
+    m[i] = 0;
+    for (k = 7; k >= 0; k--) m[i] = m[i] << 8 | block[8 * i + k];
+  }
+  for (r = 0; r < 12; r++) {
+    const unsigned char *s = tw__order[r % 10];
+    TW__MIX(v[0], v[4], v[8], v[12], m[s[0]], m[s[1]]);
+    TW__MIX(v[1], v[5], v[9], v[13], m[s[2]], m[s[3]]);
+    TW__MIX(v[2], v[6], v[10], v[14], m[s[4]], m[s[5]]);
+    TW__MIX(v[3], v[7], v[11], v[15], m[s[6]], m[s[7]]);
+    TW__MIX(v[0], v[5], v[10], v[15], m[s[8]], m[s[9]]);
+    TW__MIX(v[1], v[6], v[11], v[12], m[s[10]], m[s[11]]);
+    TW__MIX(v[2], v[7], v[8], v[13], m[s[12]], m[s[13]]);
+    TW__MIX(v[3], v[4], v[9], v[14], m[s[14]], m[s[15]]);
+  }
+  for (i = 0; i < 8; i++) h[i] ^= v[i] ^ v[i + 8];
+}
+
+/* Is this the checksum, in 64 hexadecimal digits? */
+static int tw__sum_is(const unsigned char *data, size_t size, const char *digits) {
+  uint64_t h[8];
+  unsigned char last[128] = {0};
+  char shown[65];
+  size_t at = 0;
+  int i;
+  for (i = 0; i < 8; i++) h[i] = tw__start[i];
+  h[0] ^= 0x01010020u;
+  for (; size - at > 128; at += 128) tw__compress(h, data + at, (uint64_t)at + 128, 0);
+  if (size) memcpy(last, data + at, size - at);
+  tw__compress(h, last, (uint64_t)size, 1);
+  for (i = 0; i < 32; i++)
+    snprintf(shown + 2 * i, 3, "%02x", (unsigned)(h[i / 8] >> 8 * (i % 8) & 255));
+  return strcmp(shown, digits) == 0;
+}
+
+/* ---- JSON: values as an array of nodes, each with its first child and its next neighbour */
+
+enum { TW__NULL, TW__FALSE, TW__TRUE, TW__NUMBER, TW__STRING, TW__LIST, TW__OBJECT };
+
+typedef struct tw__node {
+  int type, child, next; /* -1: none */
+  int64_t number;
+  const char *text; /* of a string */
+  const char *key;  /* in an object */
+} tw__node;
+
+typedef struct tw__json {
+  char *at;
+  tw__node *nodes;
+  int count, room;
+  const char *why;
+} tw__json;
+
+static void tw__space(tw__json *j) {
+  while (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r') j->at++;
+}
+
+static int tw__bad(tw__json *j, const char *why) {
+  if (!j->why) j->why = why;
+  return -1;
+}
+
+static int tw__hex(const char *p) {
+  int k, value = 0;
+  for (k = 0; k < 4; k++) {
+    int c = p[k], digit;
+    if (c >= '0' && c <= '9') digit = c - '0';
+    else if (c >= 'a' && c <= 'f') digit = c - 'a' + 10;
+    else if (c >= 'A' && c <= 'F') digit = c - 'A' + 10;
+    else return -1;
+    value = value * 16 + digit;
+  }
+  return value;
+}
+
+static char *tw__utf8(char *out, unsigned c) {
+  if (c < 0x80) { *out++ = (char)c; return out; }
+  if (c < 0x800) *out++ = (char)(0xc0 | c >> 6);
+  else {
+    if (c < 0x10000) *out++ = (char)(0xe0 | c >> 12);
+    else { *out++ = (char)(0xf0 | c >> 18); *out++ = (char)(0x80 | (c >> 12 & 63)); }
+    *out++ = (char)(0x80 | (c >> 6 & 63));
+  }
+  *out++ = (char)(0x80 | (c & 63));
+  return out;
+}
+
+/* A string, written over its own text. */
+static const char *tw__string(tw__json *j) {
+  char *begin = j->at + 1, *in = begin, *out = begin;
+  for (;; ) {
+    unsigned char c = (unsigned char)*in++;
+    if (c == '"') break;
+    if (c < 32) { tw__bad(j, "its manifest is not JSON: a string has no end"); return NULL; }
+    if (c != '\\') { *out++ = (char)c; continue; }
+    c = (unsigned char)*in++;
+    if (c == 'u') {
+      int a = tw__hex(in), b;
+      if (a < 1) { tw__bad(j, "its manifest is not JSON: a character is malformed"); return NULL; }
+      in += 4;
+      if (a >= 0xd800 && a < 0xdc00 && in[0] == '\\' && in[1] == 'u' &&
+          (b = tw__hex(in + 2)) >= 0xdc00 && b < 0xe000) {
+        out = tw__utf8(out, 0x10000u + (((unsigned)a - 0xd800) << 10) + ((unsigned)b - 0xdc00));
+        in += 6;
+      } else out = tw__utf8(out, (unsigned)a);
+      continue;
+    }
+    switch (c) {
+      case '"': case '\\': case '/': *out++ = (char)c; break;
+      case 'b': *out++ = '\b'; break;
+      case 'f': *out++ = '\f'; break;
+      case 'n': *out++ = '\n'; break;
+      case 'r': *out++ = '\r'; break;
+      case 't': *out++ = '\t'; break;
+      default: tw__bad(j, "its manifest is not JSON: a character is malformed"); return NULL;
+    }
+  }
+  *out = 0;
+  j->at = in;
+  return begin;
+}
+
+static int tw__value(tw__json *j, int depth);
+
+static int tw__items(tw__json *j, int self, int depth) {
+  int object = *j->at == '{', last = -1;
+  char end = object ? '}' : ']';
+  j->at++;
+  tw__space(j);
+  if (*j->at == end) { j->at++; return self; }
+  for (;;) {
+    const char *key = NULL;
+    int item;
+    if (object) {
+      tw__space(j);
+      if (*j->at != '"') return tw__bad(j, "its manifest is not JSON: a key is missing");
+      if (!(key = tw__string(j))) return -1;
+      tw__space(j);
+      if (*j->at++ != ':') return tw__bad(j, "its manifest is not JSON: a colon is missing");
+    }
+    if ((item = tw__value(j, depth + 1)) < 0) return -1;
+    j->nodes[item].key = key;
+    if (last < 0) j->nodes[self].child = item;
+    else j->nodes[last].next = item;
+    last = item;
+    tw__space(j);
+    if (*j->at == ',') { j->at++; continue; }
+    if (*j->at != end) return tw__bad(j, "its manifest is not JSON: a list has no end");
+    j->at++;
+    return self;
+  }
+}
+
+static int tw__word(tw__json *j, const char *word) {
+  size_t n = strlen(word);
+  if (strncmp(j->at, word, n)) return tw__bad(j, "its manifest is not JSON: an unknown word");
+  j->at += n;
+  return 0;
+}
+
+static int tw__value(tw__json *j, int depth) {
+  int self = j->count;
+  tw__node *n;
+  if (depth > 64) return tw__bad(j, "its manifest is nested too deeply");
+  if (self == j->room) return tw__bad(j, "its manifest has too many values");
+  j->count++;
+  n = &j->nodes[self];
+  n->child = n->next = -1;
+  n->number = 0;
+  n->text = n->key = NULL;
+  tw__space(j);
+  switch (*j->at) {
+    case '{': n->type = TW__OBJECT; return tw__items(j, self, depth);
+    case '[': n->type = TW__LIST; return tw__items(j, self, depth);
+    case '"':
+      n->type = TW__STRING;
+      n->text = tw__string(j);
+      return n->text ? self : -1;
+    case 't': n->type = TW__TRUE; return tw__word(j, "true") ? -1 : self;
+    case 'f': n->type = TW__FALSE; return tw__word(j, "false") ? -1 : self;
+    case 'n': n->type = TW__NULL; return tw__word(j, "null") ? -1 : self;
+    default: {
+      char *end;
+      n->type = TW__NUMBER;
+      if (*j->at != '-' && (*j->at < '0' || *j->at > '9'))
+        return tw__bad(j, "its manifest is not JSON: a value is missing");
+      errno = 0;
+      n->number = strtoll(j->at, &end, 10);
+      if (end == j->at || errno) return tw__bad(j, "its manifest is not JSON: an odd number");
+      if (*end == '.' || *end == 'e' || *end == 'E') strtod(j->at, &end);
+      j->at = end;
+      return self;
+    }
+  }
+}
+
+/* ---- files of a package: of a folder, or stored in a zip */
+
+typedef struct tw__file {
+  int fd;
+  int64_t offset, size;
+} tw__file;
+
+typedef struct tw__dim {
+  const char *name;
+  int64_t low, high;
+  int input, axis; /* whose size it is */
+} tw__dim;
+
+struct tw_package {
+  tw_allocator memory;
+  char *path, *manifest, *strings; /* the manifest as it is, and with its strings cut apart */
+  size_t manifest_bytes;
+  tw__node *nodes;
+  size_t nodes_bytes;
+  int zip; /* -1: a folder */
+  int64_t directory, directory_bytes, zip_bytes;
+  tw_description *tensors; /* inputs, then outputs */
+  size_t tensors_bytes, input_count, output_count, extents;
+  void *details;
+  size_t details_bytes;
+  tw__dim *dims;
+  size_t dim_count;
+  int checks; /* the node of their list */
+  const char *level;
+  void *code;
+  int code_fd;
+  void *map;
+  size_t map_bytes;
+  const unsigned char *weights;
+  int64_t (*code_workspace)(const int64_t *);
+  void (*code_shapes)(const int64_t *, int64_t *);
+  int32_t (*code_run)(const void *, const void *const *, void *const *, const int64_t *, void *);
+  pthread_mutex_t lock;
+  void *spare; /* the workspace of the call before */
+  size_t spare_bytes;
+};
+
+static void *tw__get(tw_package *p, size_t bytes) {
+  void *memory = p->memory.allocate(p->memory.user, bytes ? bytes : 1, TW__LINE);
+  if (!memory) tw__fail(TW_ERROR_MEMORY, (long long)bytes);
+  return memory;
+}
+
+static void tw__give(tw_package *p, void *memory, size_t bytes) {
+  if (memory) p->memory.release(p->memory.user, memory, bytes ? bytes : 1);
+}
+
+static int tw__read(int fd, void *to, size_t size, int64_t offset) {
+  char *at = (char *)to;
+  while (size) {
+    ssize_t n = pread(fd, at, size, (off_t)offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return -1;
+    at += n;
+    offset += n;
+    size -= (size_t)n;
+  }
+  return 0;
+}
+
+static uint64_t tw__little(const unsigned char *p, int bytes) {
+  uint64_t value = 0;
+  while (bytes--) value = value << 8 | p[bytes];
+  return value;
+}
+
+/* Where the table of a zip lies. */
+static int tw__open_zip(tw_package *p) {
+  unsigned char tail[22 + 65535], wide[56];
+  size_t n = p->zip_bytes < (int64_t)sizeof tail ? (size_t)p->zip_bytes : sizeof tail, k;
+  const char *no_zip = "it is neither a folder nor a whole zip";
+  if (n < 22 || tw__read(p->zip, tail, n, p->zip_bytes - (int64_t)n))
+    return tw__fail(TW_ERROR_PACKAGE, p->path, no_zip);
+  for (k = n - 22; tw__little(tail + k, 4) != 0x06054b50u; k--)
+    if (!k) return tw__fail(TW_ERROR_PACKAGE, p->path, no_zip);
+  p->directory_bytes = (int64_t)tw__little(tail + k + 12, 4);
+  p->directory = (int64_t)tw__little(tail + k + 16, 4);
+  if (p->directory == 0xffffffffLL && k >= 20 && tw__little(tail + k - 20, 4) == 0x07064b50u) {
+    int64_t at = (int64_t)tw__little(tail + k - 12, 8);
+    if (at < 0 || tw__read(p->zip, wide, sizeof wide, at) || tw__little(wide, 4) != 0x06064b50u)
+      return tw__fail(TW_ERROR_PACKAGE, p->path, no_zip);
+    p->directory_bytes = (int64_t)tw__little(wide + 40, 8);
+    p->directory = (int64_t)tw__little(wide + 48, 8);
+  }
+  if (p->directory < 0 || p->directory_bytes < 0 || p->directory_bytes > (1 << 20) ||
+      p->directory > p->zip_bytes - p->directory_bytes)
+    return tw__fail(TW_ERROR_PACKAGE, p->path, "the table of its zip is damaged");
+  return 0;
+}
+
+static int tw__in_zip(tw_package *p, const char *name, tw__file *file) {
+  size_t bytes = (size_t)p->directory_bytes, at = 0, length = strlen(name);
+  unsigned char *table = (unsigned char *)tw__get(p, bytes), local[30];
+  int code = -1;
+  if (!table) return TW_ERROR_MEMORY;
+  if (tw__read(p->zip, table, bytes, p->directory)) at = bytes;
+  while (at + 46 <= bytes && tw__little(table + at, 4) == 0x02014b50u) {
+    unsigned char *e = table + at, *extra;
+    size_t n = (size_t)tw__little(e + 28, 2), m = (size_t)tw__little(e + 30, 2);
+    size_t rest = (size_t)tw__little(e + 32, 2);
+    if (at + 46 + n + m + rest > bytes) break;
+    at += 46 + n + m + rest;
+    if (n != length || memcmp(e + 46, name, n)) continue;
+    file->size = (int64_t)tw__little(e + 24, 4);
+    file->offset = (int64_t)tw__little(e + 42, 4);
+    if (tw__little(e + 10, 2)) {
+      code = tw__fail(TW_ERROR_PACKAGE, p->path, "its files are compressed, and have to be stored");
+      break;
+    }
+    for (extra = e + 46 + n; m >= 4;) { /* sizes above 32 bits */
+      size_t part = (size_t)tw__little(extra + 2, 2), used = 4;
+      if (part + 4 > m) break;
+      if (tw__little(extra, 2) == 1) {
+        if (file->size == 0xffffffffLL && used + 8 <= part + 4) {
+          file->size = (int64_t)tw__little(extra + used, 8);
+          used += 8;
+        }
+        if (tw__little(e + 20, 4) == 0xffffffffu) used += 8;
+        if (file->offset == 0xffffffffLL && used + 8 <= part + 4)
+          file->offset = (int64_t)tw__little(extra + used, 8);
+      }
+      extra += part + 4;
+      m -= part + 4;
+    }
+    if (file->size < 0 || file->offset < 0 || file->offset > p->zip_bytes - 30 ||
+        tw__read(p->zip, local, sizeof local, file->offset) ||
+        tw__little(local, 4) != 0x04034b50u) {
+      code = tw__fail(TW_ERROR_PACKAGE, p->path, "the table of its zip is damaged");
+      break;
+    }
+    file->offset += 30 + (int64_t)tw__little(local + 26, 2) + (int64_t)tw__little(local + 28, 2);
+    if (file->offset > p->zip_bytes || file->size > p->zip_bytes - file->offset) {
+      code = tw__fail(TW_ERROR_PACKAGE, p->path, "its zip is truncated");
+      break;
+    }
+    file->fd = p->zip;
+    code = 0;
+    break;
+  }
+  tw__give(p, table, bytes);
+  return code < 0 ? tw__fail(TW_ERROR_FILE, p->path, "a file is missing in it") : code;
+}
+
+/* Does a path of the manifest stay inside of the package? */
+static int tw__inside(const char *name) {
+  const char *part = name;
+  if (!*name || strlen(name) > 255 || strchr(name, '\\')) return 0;
+  for (;;) {
+    size_t n = strcspn(part, "/");
+    if (!n || (n == 1 && part[0] == '.') || (n == 2 && part[0] == '.' && part[1] == '.')) return 0;
+    if (!part[n]) return 1;
+    part += n + 1;
+  }
+}
+
+static int tw__open_file(tw_package *p, const char *name, tw__file *file) {
+  char path[4096];
+  struct stat facts;
+  if (!tw__inside(name)) return tw__fail(TW_ERROR_OUTSIDE, p->path, name);
+  if (p->zip >= 0) return tw__in_zip(p, name, file);
+  if (snprintf(path, sizeof path, "%s/%s", p->path, name) >= (int)sizeof path)
+    return tw__fail(TW_ERROR_FILE, p->path, strerror(ENAMETOOLONG));
+  file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (file->fd < 0) return tw__fail(TW_ERROR_FILE, path, strerror(errno));
+  if (fstat(file->fd, &facts) || !S_ISREG(facts.st_mode)) {
+    close(file->fd);
+    return tw__fail(TW_ERROR_FILE, path, "it is no file");
+  }
+  file->offset = 0;
+  file->size = (int64_t)facts.st_size;
+  return 0;
+}
+
+static void tw__close_file(tw_package *p, tw__file *file) {
+  if (p->zip < 0 && file->fd >= 0) close(file->fd);
+  file->fd = -1;
+}
+
+/* ---- the manifest */
+
+static int tw__find(const tw_package *p, int object, const char *key, int type) {
+  int k = object < 0 || p->nodes[object].type != TW__OBJECT ? -1 : p->nodes[object].child;
+  for (; k >= 0; k = p->nodes[k].next)
+    if (!strcmp(p->nodes[k].key, key)) return p->nodes[k].type == type ? k : -1;
+  return -1;
+}
+
+static const char *tw__text_of(const tw_package *p, int object, const char *key) {
+  int k = tw__find(p, object, key, TW__STRING);
+  return k < 0 ? NULL : p->nodes[k].text;
+}
+
+static int64_t tw__number_of(const tw_package *p, int object, const char *key) {
+  int k = tw__find(p, object, key, TW__NUMBER);
+  return k < 0 ? -1 : p->nodes[k].number;
+}
+
+static size_t tw__count(const tw_package *p, int k) {
+  size_t n = 0;
+  for (k = p->nodes[k].child; k >= 0; k = p->nodes[k].next) n++;
+  return n;
+}
+
+static int tw__lacks(tw_package *p, const char *what) {
+  char text[200];
+  snprintf(text, sizeof text, "its manifest lacks %s", what);
+  return tw__fail(TW_ERROR_PACKAGE, p->path, text);
+}
+
+static int tw__parse(tw_package *p) {
+  tw__file file;
+  tw__json j;
+  int code = tw__open_file(p, "manifest.json", &file);
+  int64_t format;
+  if (code) return code;
+  p->manifest_bytes = (size_t)file.size + 1;
+  if (file.size > (64 << 20)) code = tw__fail(TW_ERROR_PACKAGE, p->path, "its manifest is too large");
+  else if (!(p->manifest = (char *)tw__get(p, p->manifest_bytes)) ||
+           !(p->strings = (char *)tw__get(p, p->manifest_bytes))) code = TW_ERROR_MEMORY;
+  else if (tw__read(file.fd, p->manifest, (size_t)file.size, file.offset))
+    code = tw__fail(TW_ERROR_FILE, p->path, strerror(errno));
+  tw__close_file(p, &file);
+  if (code) return code;
+  p->manifest[file.size] = 0;
+  memcpy(p->strings, p->manifest, p->manifest_bytes);
+  memset(&j, 0, sizeof j);
+  j.at = p->strings;
+  for (j.room = 1; *j.at; j.at++) /* at most one value after each of these */
+    j.room += *j.at == ',' || *j.at == '[' || *j.at == '{' || *j.at == ':';
+  j.at = p->strings;
+  p->nodes_bytes = (size_t)j.room * sizeof *p->nodes;
+  if (!(p->nodes = (tw__node *)tw__get(p, p->nodes_bytes))) return TW_ERROR_MEMORY;
+  j.nodes = p->nodes;
+  if (tw__value(&j, 0) < 0) return tw__fail(TW_ERROR_PACKAGE, p->path, j.why);
+  tw__space(&j);
+  if (*j.at || j.at != p->strings + file.size || p->nodes[0].type != TW__OBJECT)
+    return tw__fail(TW_ERROR_PACKAGE, p->path, "its manifest is not one JSON object");
+  format = tw__number_of(p, 0, "format");
+  if (format < 0) return tw__lacks(p, "its format");
+  if (format != TW__FORMAT)
+    return tw__fail(TW_ERROR_FORMAT, p->path, (long long)format, (long long)TW__FORMAT);
+  return 0;
+}
+
+/* Names, dtypes and sizes of all tensors; symbols, and which axis of which input is each. */
+static int tw__describe(tw_package *p) {
+  int lists[2], dims = tw__find(p, 0, "dims", TW__OBJECT), k, list, axis;
+  size_t n = 0, tensors, t = 0, d = 0, at = 0;
+  int64_t *shapes;
+  const char **sizes;
+  char *digits;
+  lists[0] = tw__find(p, 0, "inputs", TW__LIST);
+  lists[1] = tw__find(p, 0, "outputs", TW__LIST);
+  p->checks = tw__find(p, 0, "checks", TW__LIST);
+  if (lists[0] < 0 || lists[1] < 0 || dims < 0 || p->checks < 0)
+    return tw__lacks(p, "inputs, outputs, dims or checks");
+  p->input_count = tw__count(p, lists[0]);
+  p->output_count = tw__count(p, lists[1]);
+  p->dim_count = tw__count(p, dims);
+  tensors = p->input_count + p->output_count;
+  for (list = 0; list < 2; list++)
+    for (k = p->nodes[lists[list]].child; k >= 0; k = p->nodes[k].next) {
+      int shape = tw__find(p, k, "shape", TW__LIST);
+      if (shape < 0 || !tw__text_of(p, k, "name") || !tw__text_of(p, k, "dtype"))
+        return tw__lacks(p, "a name, dtype or shape");
+      if (tw__count(p, shape) > TW_MAX_RANK)
+        return tw__fail(TW_ERROR_PACKAGE, p->path, "a tensor has too many axes");
+      n += tw__count(p, shape);
+    }
+  p->extents = n;
+  p->tensors_bytes = tensors * sizeof *p->tensors;
+  p->details_bytes = n * (sizeof *shapes + sizeof *sizes + 24) + p->dim_count * sizeof *p->dims;
+  if (!(p->tensors = (tw_description *)tw__get(p, p->tensors_bytes)) ||
+      !(p->details = tw__get(p, p->details_bytes))) return TW_ERROR_MEMORY;
+  shapes = (int64_t *)p->details;
+  p->dims = (tw__dim *)(shapes + n);
+  sizes = (const char **)(p->dims + p->dim_count);
+  digits = (char *)(sizes + n);
+  for (k = p->nodes[dims].child; k >= 0; k = p->nodes[k].next, d++) {
+    int low = p->nodes[k].child, high = low < 0 ? -1 : p->nodes[low].next;
+    if (p->nodes[k].type != TW__LIST || high < 0 || p->nodes[low].type != TW__NUMBER ||
+        (p->nodes[high].type != TW__NUMBER && p->nodes[high].type != TW__NULL))
+      return tw__lacks(p, "the bounds of a dim");
+    p->dims[d].name = p->nodes[k].key;
+    p->dims[d].low = p->nodes[low].number;
+    p->dims[d].high = p->nodes[high].type == TW__NULL ? INT64_MAX : p->nodes[high].number;
+    p->dims[d].input = -1;
+  }
+  for (list = 0; list < 2; list++)
+    for (k = p->nodes[lists[list]].child; k >= 0; k = p->nodes[k].next, t++) {
+      tw_description *x = &p->tensors[t];
+      int e = p->nodes[tw__find(p, k, "shape", TW__LIST)].child;
+      const char *dtype = tw__text_of(p, k, "dtype");
+      x->name = tw__text_of(p, k, "name");
+      x->shape = shapes + at;
+      x->sizes = sizes + at;
+      for (x->dtype = TW_BOOL; x->dtype && strcmp(tw__dtypes[x->dtype].name, dtype);) x->dtype--;
+      if (!x->dtype) return tw__fail(TW_ERROR_PACKAGE, p->path, "a dtype is unknown");
+      for (axis = 0; e >= 0; e = p->nodes[e].next, axis++, at++) {
+        if (p->nodes[e].type == TW__NUMBER && p->nodes[e].number >= 0) {
+          shapes[at] = p->nodes[e].number;
+          sizes[at] = digits + 24 * at;
+          snprintf(digits + 24 * at, 24, "%lld", (long long)shapes[at]);
+        } else if (p->nodes[e].type == TW__STRING) {
+          shapes[at] = -1;
+          sizes[at] = p->nodes[e].text;
+        } else return tw__lacks(p, "a size");
+        for (d = 0; !list && shapes[at] < 0 && d < p->dim_count; d++)
+          if (p->dims[d].input < 0 && !strcmp(p->dims[d].name, sizes[at])) {
+            p->dims[d].input = (int)t;
+            p->dims[d].axis = axis;
+          }
+      }
+      x->rank = axis;
+    }
+  for (d = 0; d < p->dim_count; d++)
+    if (p->dims[d].input < 0)
+      return tw__fail(TW_ERROR_PACKAGE, p->path, "no input has an axis of some dim's size");
+  return 0;
+}
+
+/* ---- the processor */
+
+#if defined(__x86_64__)
+#define TW__MACHINE "x86_64"
+#elif defined(__aarch64__)
+#define TW__MACHINE "aarch64"
+#elif defined(__riscv) && __riscv_xlen == 64
+#define TW__MACHINE "riscv64"
+#elif defined(__arm__)
+#define TW__MACHINE "armv7"
+#else
+#define TW__MACHINE "another one"
+#endif
+
+/* One word of a feature's test, such as "cpuid:7:0:ebx:5" or "hwcap:20"; unknown ones fail. */
+static int tw__holds(const char *word) {
+  unsigned long bit;
+#if defined(__x86_64__)
+  unsigned leaf, sub, r[4] = {0, 0, 0, 0}, low, high;
+  unsigned long long mask;
+  char reg[4];
+  if (sscanf(word, "cpuid:%u:%u:%3[a-z]:%lu", &leaf, &sub, reg, &bit) == 4) {
+    const char *names[4] = {"eax", "ebx", "ecx", "edx"};
+    int k = 0;
+    if (!__get_cpuid_count(leaf, sub, &r[0], &r[1], &r[2], &r[3]) || bit > 31) return 0;
+    while (k < 4 && strcmp(reg, names[k])) k++;
+    return k < 4 && (r[k] >> bit & 1);
+  }
+  if (sscanf(word, "xcr0:%llu", &mask) == 1) {
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return ((((unsigned long long)high << 32) | low) & mask) == mask;
+  }
+#elif defined(__linux__)
+  if (sscanf(word, "hwcap:%lu", &bit) == 1) return bit < 64 && getauxval(16) >> bit & 1;
+  if (sscanf(word, "hwcap2:%lu", &bit) == 1) return bit < 64 && getauxval(26) >> bit & 1;
+#endif
+  (void)word;
+  (void)bit;
+  return 0;
+}
+
+static int tw__has(const char *test) {
+  char word[64];
+  int used;
+  while (sscanf(test, " %63s%n", word, &used) == 1) {
+    if (!tw__holds(word)) return 0;
+    test += used;
+  }
+  return 1;
+}
+
+/* The first level that this machine runs: the best. */
+static int tw__choose(tw_package *p, int *chosen) {
+  int levels = tw__find(p, 0, "levels", TW__LIST), k, f;
+  char others[200] = "", missing[200] = "";
+  const char *least = NULL;
+  *chosen = -1;
+  if (levels < 0 || p->nodes[levels].child < 0) return tw__lacks(p, "levels");
+  for (k = p->nodes[levels].child; k >= 0; k = p->nodes[k].next) {
+    const char *arch = tw__text_of(p, k, "architecture"), *target = tw__text_of(p, k, "target");
+    int features = tw__find(p, k, "features", TW__OBJECT);
+    size_t n = strlen(others);
+    if (!arch || !target || features < 0) return tw__lacks(p, "a target and its features");
+    if (strcmp(arch, TW__MACHINE)) {
+      if (!strstr(others, arch)) snprintf(others + n, sizeof others - n, "%s%s", n ? ", " : "", arch);
+      continue;
+    }
+    least = target;
+    missing[0] = 0;
+    for (f = p->nodes[features].child; f >= 0; f = p->nodes[f].next) {
+      n = strlen(missing);
+      if (p->nodes[f].type != TW__STRING) return tw__lacks(p, "the test of a feature");
+      if (!tw__has(p->nodes[f].text))
+        snprintf(missing + n, sizeof missing - n, "%s%s", n ? ", " : "", p->nodes[f].key);
+    }
+    if (!missing[0]) {
+      *chosen = k;
+      p->level = target;
+      return 0;
+    }
+  }
+  if (least) return tw__fail(TW_ERROR_FEATURE, p->path, least, missing);
+  return tw__fail(TW_ERROR_ARCHITECTURE, p->path, others, TW__MACHINE);
+}
+
+/* ---- code */
+
+/* A file as memory: its size and checksum are those of the manifest's `object`. */
+static int tw__checked(tw_package *p, int object, unsigned char **content, size_t *size) {
+  const char *name = tw__text_of(p, object, "file"), *sum = tw__text_of(p, object, "blake2b");
+  int64_t bytes = tw__number_of(p, object, "bytes");
+  tw__file file;
+  int code;
+  if (!name || !sum || bytes < 0) return tw__lacks(p, "a file, its bytes or its checksum");
+  if ((code = tw__open_file(p, name, &file))) return code;
+  *size = (size_t)bytes;
+  if (file.size != bytes)
+    code = tw__fail(TW_ERROR_SIZE, p->path, name, (long long)file.size, (long long)bytes);
+  else if (!(*content = (unsigned char *)tw__get(p, *size))) code = TW_ERROR_MEMORY;
+  else {
+    if (tw__read(file.fd, *content, *size, file.offset))
+      code = tw__fail(TW_ERROR_FILE, p->path, strerror(errno));
+    else if (!tw__sum_is(*content, *size, sum)) code = tw__fail(TW_ERROR_ALTERED, p->path, name);
+    if (code) tw__give(p, *content, *size);
+  }
+  tw__close_file(p, &file);
+  return code;
+}
+
+/* Loads a library from memory: what was checked is what is loaded. The loader knows a library by its
+   path, so the descriptor stays open as long as it is loaded. */
+static int tw__load(tw_package *p, int object, int flags, void **library, int *fd) {
+  unsigned char *content = NULL;
+  size_t size = 0, done = 0;
+  char path[4096];
+  int code = tw__checked(p, object, &content, &size), file = -1;
+  const char *name = tw__text_of(p, object, "file");
+  if (code) return code;
+  path[0] = 0;
+#ifdef SYS_memfd_create
+  file = (int)syscall(SYS_memfd_create, "tilewright", 1u | 16u); /* closed on exec, executable */
+  if (file < 0) file = (int)syscall(SYS_memfd_create, "tilewright", 1u);
+  if (file >= 0) snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+#endif
+  if (file < 0) {
+    const char *folder = getenv("TMPDIR");
+    snprintf(path, sizeof path, "%s/tilewright-XXXXXX", folder && *folder ? folder : "/tmp");
+    file = mkstemp(path);
+  }
+  while (file >= 0 && done < size) {
+    ssize_t n = write(file, content + done, size - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    done += (size_t)n;
+  }
+  tw__give(p, content, size);
+  if (file < 0 || done < size) code = tw__fail(TW_ERROR_LOAD, p->path, name, strerror(errno));
+  else if (!(*library = dlopen(path, flags))) {
+    const char *why = dlerror();
+    code = tw__fail(TW_ERROR_LOAD, p->path, name, why ? why : "no reason is given");
+  }
+  if (path[0] && strncmp(path, "/proc/", 6)) unlink(path);
+  if (code && file >= 0) close(file);
+  else *fd = file;
+  return code;
+}
+
+static int tw__function(void *library, const char *name, void *function, size_t size) {
+  void *found = dlsym(library, name);
+  if (!found) return -1;
+  memcpy(function, &found, size);
+  return 0;
+}
+
+static void (*tw__pool_reset)(void);
+static void (*tw__pool_resize)(int64_t);
+static int64_t (*tw__pool_threads)(void);
+
+static int tw__processors(void) {
+#if defined(__linux__)
+  unsigned char mask[1024];
+  long n = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask), k;
+  int count = 0;
+  for (k = 0; k < 8 * n; k++) count += mask[k / 8] >> (k % 8) & 1;
+  if (count > 0) return count > 1024 ? 1024 : count;
+#endif
+  {
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online < 1 ? 1 : online > 1024 ? 1024 : (int)online;
+  }
+}
+
+/* The pool of threads: that of the process if one is there, else the package's, which stays. */
+static int tw__find_pool(tw_package *p) {
+  int pools = tw__find(p, 0, "pool", TW__OBJECT), own = tw__find(p, pools, TW__MACHINE, TW__OBJECT);
+  void (*spin)(int64_t) = NULL;
+  void *everything, *library;
+  int fd, code = 0;
+  pthread_mutex_lock(&tw__lock);
+  if (!tw__pool_resize) {
+    everything = dlopen(NULL, RTLD_NOW);
+    library = everything;
+    if (!everything || !dlsym(everything, "tw_parallel")) {
+      if (own < 0) code = tw__lacks(p, "the pool of threads for " TW__MACHINE);
+      else code = tw__load(p, own, RTLD_NOW | RTLD_GLOBAL, &library, &fd);
+      if (!code && tw__function(library, "tw_pool_set_spin", &spin, sizeof spin))
+        code = tw__fail(TW_ERROR_LOAD, p->path, "the pool", "it has not the functions of one");
+    }
+    if (!code && (tw__function(library, "tw_pool_reset", &tw__pool_reset, sizeof spin) ||
+                  tw__function(library, "tw_pool_threads", &tw__pool_threads, sizeof spin) ||
+                  tw__function(library, "tw_pool_resize", &tw__pool_resize, sizeof spin)))
+      code = tw__fail(TW_ERROR_LOAD, p->path, "the pool", "it has not the functions of one");
+    if (!code && spin) {
+      tw__pool_reset();
+      spin(TW__SPIN);
+      tw__pool_resize(tw__processors());
+      pthread_atfork(NULL, NULL, tw__pool_reset);
+    }
+  }
+  pthread_mutex_unlock(&tw__lock);
+  return code;
+}
+
+int tw_set_threads(int count) {
+  if (count < 1 || count > 1024)
+    return tw__fail(TW_ERROR_ARGUMENT, "the number of threads must be between 1 and 1024");
+  if (!tw__pool_resize)
+    return tw__fail(TW_ERROR_ARGUMENT, "no open package has threads: open one first");
+  tw__pool_resize(count);
+  return 0;
+}
+
+int tw_get_threads(void) { return tw__pool_threads ? (int)tw__pool_threads() : 1; }
+
+static int tw__map_weights(tw_package *p, unsigned flags) {
+  int weights = tw__find(p, 0, "weights", TW__OBJECT), code;
+  const char *name = tw__text_of(p, weights, "file"), *sum = tw__text_of(p, weights, "blake2b");
+  int64_t bytes = tw__number_of(p, weights, "bytes"), page = (int64_t)sysconf(_SC_PAGESIZE), first;
+  tw__file file;
+  if (!name || !sum || bytes < 0) return tw__lacks(p, "the weights' file, bytes or checksum");
+  if ((code = tw__open_file(p, name, &file))) return code;
+  first = file.offset / page * page;
+  if (file.size != bytes)
+    code = tw__fail(TW_ERROR_SIZE, p->path, name, (long long)file.size, (long long)bytes);
+  else if (file.offset % TW__LINE)
+    code = tw__fail(TW_ERROR_PACKAGE, p->path, "its weights are not aligned");
+  else if (bytes) {
+    p->map_bytes = (size_t)(file.offset - first + bytes);
+    p->map = mmap(NULL, p->map_bytes, PROT_READ, MAP_PRIVATE, file.fd, (off_t)first);
+    if (p->map == MAP_FAILED) {
+      p->map = NULL;
+      code = tw__fail(TW_ERROR_FILE, p->path, strerror(errno));
+    } else {
+      p->weights = (const unsigned char *)p->map + (file.offset - first);
+      if (flags & TW_VERIFY_WEIGHTS && !tw__sum_is(p->weights, (size_t)bytes, sum))
+        code = tw__fail(TW_ERROR_ALTERED, p->path, name);
+    }
+  }
+  tw__close_file(p, &file);
+  return code;
+}
+
+static int tw__open(tw_package *p, unsigned flags) {
+  struct stat facts;
+  int code, level, needs;
+  if (stat(p->path, &facts)) return tw__fail(TW_ERROR_FILE, p->path, strerror(errno));
+  if (!S_ISDIR(facts.st_mode)) {
+    p->zip = open(p->path, O_RDONLY | O_CLOEXEC);
+    if (p->zip < 0) return tw__fail(TW_ERROR_FILE, p->path, strerror(errno));
+    p->zip_bytes = (int64_t)facts.st_size;
+    if ((code = tw__open_zip(p))) return code;
+  }
+  if ((code = tw__parse(p)) || (code = tw__describe(p)) || (code = tw__choose(p, &level)) ||
+      (code = tw__map_weights(p, flags)))
+    return code;
+  needs = tw__find(p, level, "pool", TW__TRUE);
+  if (needs >= 0 && (code = tw__find_pool(p))) return code;
+  if ((code = tw__load(p, level, RTLD_NOW | RTLD_LOCAL, &p->code, &p->code_fd))) return code;
+  if (tw__function(p->code, "tw_workspace", &p->code_workspace, sizeof p->code_workspace) ||
+      tw__function(p->code, "tw_shapes", &p->code_shapes, sizeof p->code_shapes) ||
+      tw__function(p->code, "tw_run", &p->code_run, sizeof p->code_run))
+    return tw__fail(TW_ERROR_LOAD, p->path, tw__text_of(p, level, "file"),
+                    "it has not the functions of a package");
+  if (p->zip >= 0) { /* what is mapped needs no descriptor */
+    close(p->zip);
+    p->zip = -1;
+  }
+  return 0;
+}
+
+int tw_open(const char *path, unsigned flags, tw_package **package) {
+  tw_allocator memory;
+  tw_package *p;
+  int code;
+  *package = NULL;
+  pthread_mutex_lock(&tw__lock);
+  memory = tw__allocator;
+  pthread_mutex_unlock(&tw__lock);
+  p = (tw_package *)memory.allocate(memory.user, sizeof *p, TW__LINE);
+  if (!p) return tw__fail(TW_ERROR_MEMORY, (long long)sizeof *p);
+  memset(p, 0, sizeof *p);
+  p->memory = memory;
+  p->zip = p->code_fd = -1;
+  pthread_mutex_init(&p->lock, NULL);
+  p->path = (char *)tw__get(p, strlen(path) + 1);
+  if (!p->path) code = TW_ERROR_MEMORY;
+  else {
+    memcpy(p->path, path, strlen(path) + 1);
+    code = tw__open(p, flags);
+  }
+  if (code) tw_close(p);
+  else *package = p;
+  return code;
+}
+
+void tw_close(tw_package *p) {
+  tw_allocator memory;
+  if (!p) return;
+  memory = p->memory;
+  if (p->code) dlclose(p->code);
+  if (p->code_fd >= 0) close(p->code_fd);
+  if (p->map) munmap(p->map, p->map_bytes);
+  if (p->zip >= 0) close(p->zip);
+  pthread_mutex_destroy(&p->lock);
+  tw__give(p, p->spare, p->spare_bytes);
+  tw__give(p, p->details, p->details_bytes);
+  tw__give(p, p->tensors, p->tensors_bytes);
+  tw__give(p, p->nodes, p->nodes_bytes);
+  tw__give(p, p->strings, p->manifest_bytes);
+  tw__give(p, p->manifest, p->manifest_bytes);
+  if (p->path) memory.release(memory.user, p->path, strlen(p->path) + 1);
+  memory.release(memory.user, p, sizeof *p);
+}
+
+const tw_description *tw_inputs(const tw_package *p, size_t *count) {
+  if (count) *count = p->input_count;
+  return p->tensors;
+}
+
+const tw_description *tw_outputs(const tw_package *p, size_t *count) {
+  if (count) *count = p->output_count;
+  return p->tensors + p->input_count;
+}
+
+const char *tw_manifest(const tw_package *p) { return p->manifest; }
+const char *tw_level(const tw_package *p) { return p->level; }
+
+/* ---- calls */
+
+/* Room for what a call needs to know: on the stack for nearly all packages. */
+typedef struct tw__call {
+  int64_t *dims, *extents;
+  const void **ins;
+  void **outs;
+  int64_t small[256];
+  int64_t *large;
+  size_t large_bytes;
+} tw__call;
+
+static int tw__begin(const tw_package *p, tw__call *c) {
+  size_t n = p->dim_count + p->extents + p->input_count + p->output_count;
+  int64_t *room = c->small;
+  c->large = NULL;
+  c->large_bytes = n * sizeof *room;
+  if (n > sizeof c->small / sizeof *c->small) {
+    c->large = room = (int64_t *)tw__get((tw_package *)p, c->large_bytes);
+    if (!room) return TW_ERROR_MEMORY;
+  }
+  c->dims = room;
+  c->extents = room + p->dim_count;
+  c->ins = (const void **)(c->extents + p->extents);
+  c->outs = (void **)(c->ins + p->input_count);
+  return 0;
+}
+
+static void tw__end(const tw_package *p, tw__call *c) {
+  if (c->large) tw__give((tw_package *)p, c->large, c->large_bytes);
+}
+
+static const char *tw__shown(char *text, size_t room, const tw_description *x, const int64_t *shape,
+                             int rank) {
+  size_t n = (size_t)snprintf(text, room, "[");
+  int k;
+  for (k = 0; k < rank && n + 32 < room; k++) {
+    const char *between = k ? ", " : "";
+    n += shape ? (size_t)snprintf(text + n, room - n, "%s%lld", between, (long long)shape[k])
+               : (size_t)snprintf(text + n, room - n, "%s%.24s", between, x->sizes[k]);
+  }
+  snprintf(text + n, room - n, "]");
+  return text;
+}
+
+static int tw__misshaped(const tw_description *x, const tw_tensor *given) {
+  char wanted[256], found[256];
+  return tw__fail(TW_ERROR_SHAPE, x->name, tw__shown(wanted, sizeof wanted, x, NULL, x->rank),
+                  tw__shown(found, sizeof found, x, given->shape, given->rank));
+}
+
+static int tw__tensor_fits(const tw_description *x, const tw_tensor *given) {
+  if (given->dtype != x->dtype)
+    return tw__fail(TW_ERROR_DTYPE, x->name, tw_dtype_name(x->dtype), tw_dtype_name(given->dtype));
+  return given->rank != x->rank ? tw__misshaped(x, given) : 0;
+}
+
+/* The values of dims, and every size, of a call; an error where inputs do not fit. */
+static int tw__sizes(const tw_package *p, const tw_tensor *inputs, size_t count, tw__call *c) {
+  size_t k, d, at = 0;
+  int axis, code;
+  if (count != p->input_count)
+    return tw__fail(TW_ERROR_INPUTS, (long long)p->input_count, (long long)count);
+  for (k = 0; k < count; k++)
+    if ((code = tw__tensor_fits(&p->tensors[k], &inputs[k]))) return code;
+  for (d = 0; d < p->dim_count; d++) {
+    const tw__dim *x = &p->dims[d];
+    int64_t value = c->dims[d] = inputs[x->input].shape[x->axis];
+    if (value < x->low || value > x->high) {
+      char range[64];
+      if (x->high == INT64_MAX) snprintf(range, sizeof range, "%lld or more", (long long)x->low);
+      else snprintf(range, sizeof range, "%lld to %lld", (long long)x->low, (long long)x->high);
+      return tw__fail(TW_ERROR_BOUNDS, x->name, (long long)value, range);
+    }
+  }
+  p->code_shapes(c->dims, c->extents);
+  for (k = 0; k < count; k++)
+    for (axis = 0; axis < p->tensors[k].rank; axis++, at++)
+      if (inputs[k].shape[axis] != c->extents[at]) return tw__misshaped(&p->tensors[k], &inputs[k]);
+  return 0;
+}
+
+static const int64_t *tw__extents_of(const tw_package *p, const tw__call *c, size_t tensor) {
+  size_t k, at = 0;
+  for (k = 0; k < tensor; k++) at += (size_t)p->tensors[k].rank;
+  return c->extents + at;
+}
+
+int tw_output_shape(const tw_package *p, const tw_tensor *inputs, size_t input_count, size_t output,
+                    int64_t *shape) {
+  tw__call c;
+  int code = tw__begin(p, &c);
+  if (code) return code;
+  if (output >= p->output_count) code = tw__fail(TW_ERROR_ARGUMENT, "there is no such output");
+  else if (!(code = tw__sizes(p, inputs, input_count, &c))) {
+    size_t k = p->input_count + output;
+    memcpy(shape, tw__extents_of(p, &c, k), (size_t)p->tensors[k].rank * sizeof *shape);
+  }
+  tw__end(p, &c);
+  return code;
+}
+
+int tw_workspace_bytes(const tw_package *p, const tw_tensor *inputs, size_t input_count,
+                       size_t *bytes) {
+  tw__call c;
+  int code = tw__begin(p, &c);
+  if (code) return code;
+  code = tw__sizes(p, inputs, input_count, &c);
+  if (!code) *bytes = (size_t)p->code_workspace(c.dims);
+  tw__end(p, &c);
+  return code;
+}
+
+/* What the check that failed has to say, of the integers that the call left. */
+static int tw__told(const tw_package *p, int32_t number, const int64_t *found) {
+  int k = p->nodes[p->checks].child;
+  const char *words, *at;
+  char text[900];
+  size_t n = 0;
+  while (--number > 0 && k >= 0) k = p->nodes[k].next;
+  words = k < 0 ? NULL : tw__text_of(p, k, "words");
+  for (at = words ? words : "a check of the data failed"; *at && n + 64 < sizeof text;) {
+    int64_t index = found[0] > 0 ? found[0] - 1 : found[0];
+    if (!strncmp(at, "{index}", 7)) {
+      n += (size_t)snprintf(text + n, sizeof text - n, "%lld", (long long)index);
+      at += 7;
+    } else if (!strncmp(at, "{size}", 6)) {
+      n += (size_t)snprintf(text + n, sizeof text - n, "%lld", (long long)found[1]);
+      at += 6;
+    } else text[n++] = *at++;
+  }
+  text[n] = 0;
+  return tw__fail(TW_ERROR_CHECK, text);
+}
+
+static void *tw__take(tw_package *p, size_t bytes) {
+  void *memory;
+  size_t had;
+  pthread_mutex_lock(&p->lock);
+  memory = p->spare;
+  had = p->spare_bytes;
+  p->spare = NULL;
+  p->spare_bytes = 0;
+  pthread_mutex_unlock(&p->lock);
+  if (memory && had == bytes) return memory;
+  tw__give(p, memory, had);
+  return tw__get(p, bytes);
+}
+
+static void tw__leave(tw_package *p, void *memory, size_t bytes) {
+  pthread_mutex_lock(&p->lock);
+  if (!p->spare) {
+    p->spare = memory;
+    p->spare_bytes = bytes;
+    memory = NULL;
+  }
+  pthread_mutex_unlock(&p->lock);
+  tw__give(p, memory, bytes);
+}
+
+int tw_run(tw_package *p, const tw_tensor *inputs, size_t input_count, const tw_tensor *outputs,
+           size_t output_count, void *workspace) {
+  tw__call c;
+  size_t k, bytes = 0;
+  void *own = NULL;
+  int axis, code = tw__begin(p, &c);
+  int32_t failed;
+  if (code) return code;
+  if ((code = tw__sizes(p, inputs, input_count, &c))) goto end;
+  if (output_count != p->output_count) {
+    code = tw__fail(TW_ERROR_OUTPUTS, (long long)p->output_count, (long long)output_count);
+    goto end;
+  }
+  for (k = 0; k < output_count; k++) {
+    const tw_description *x = &p->tensors[input_count + k];
+    const int64_t *wanted = tw__extents_of(p, &c, input_count + k);
+    if ((code = tw__tensor_fits(x, &outputs[k]))) goto end;
+    for (axis = 0; axis < x->rank; axis++)
+      if (outputs[k].shape[axis] != wanted[axis]) {
+        code = tw__misshaped(x, &outputs[k]);
+        goto end;
+      }
+    c.outs[k] = outputs[k].data;
+  }
+  for (k = 0; k < input_count; k++) c.ins[k] = inputs[k].data;
+  if (!workspace) {
+    bytes = (size_t)p->code_workspace(c.dims);
+    if (!(workspace = own = tw__take(p, bytes))) {
+      code = TW_ERROR_MEMORY;
+      goto end;
+    }
+  } else if ((uintptr_t)workspace % TW__LINE) {
+    code = tw__fail(TW_ERROR_ARGUMENT, "the workspace is not aligned to 64 bytes");
+    goto end;
+  }
+  failed = p->code_run(p->weights, c.ins, c.outs, c.dims, workspace);
+  if (failed)
+    code = tw__told(p, failed, (const int64_t *)((char *)workspace + (size_t)failed * TW__LINE));
+  if (own) tw__leave(p, own, bytes);
+end:
+  tw__end(p, &c);
+  return code;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TILEWRIGHT_IMPLEMENTED */
+#endif /* TILEWRIGHT_IMPLEMENTATION */
