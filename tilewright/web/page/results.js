@@ -1,7 +1,8 @@
-/** How results look: the likeliest classes, one number, a picture of values. */
+/** How results look: the likeliest classes, one number, a table, a picture of values. */
 
 const SHOWN = 5;
 const VALUES = 64;
+const TABLE = [24, 8]; // rows and columns, at most
 
 const short = v => (Number.isInteger(v) ? String(v) : Math.abs(v) >= 1e4 || Math.abs(v) < 1e-3 ? v.toExponential(2) : v.toPrecision(4));
 
@@ -15,6 +16,7 @@ export function resultCard(name, { data, shape }, settings) {
   const last = shape[shape.length - 1];
   if (values.length === 1) card.append(number(values[0]));
   else if (last === values.length && shape.length <= 2) card.append(classes(values, settings.labels));
+  else if (shape.length > 1 && values.length <= TABLE[0] * last && last <= TABLE[1]) card.append(table(values, last, settings.labels));
   else card.append(...picture(values, shape));
   return card;
 }
@@ -46,6 +48,22 @@ function classes(values, labels) {
     item.querySelector(".bar > div").style.width = `${100 * likely[k]}%`;
   }
   return list;
+}
+
+function table(values, columns, labels) {
+  const box = Object.assign(document.createElement("div"), { className: "scroll" });
+  const made = box.appendChild(document.createElement("table"));
+  const named = labels?.length === columns;
+  if (named) {
+    const head = made.createTHead().insertRow();
+    for (const name of labels) head.appendChild(document.createElement("th")).textContent = name;
+  }
+  const body = made.createTBody();
+  for (let k = 0; k < values.length; k += columns) {
+    const row = body.insertRow();
+    for (const v of values.subarray(k, k + columns)) row.insertCell().textContent = short(v);
+  }
+  return box;
 }
 
 /** The last two axes as a picture (of channels before them, the first), and the first values. */
