@@ -213,7 +213,7 @@ def test_the_check_of_cycles_itself(tmp_path: Path) -> None:
 
 # The folders inside driver/, in the order in which they may import each other; files that lie in
 # driver/ itself stand above, but for `api`: `te` and `looking` load the side of torch through it.
-DRIVER = tuple("program weights tile onnx torch api saving te learning looking cli".split())
+DRIVER = tuple("program weights tile onnx torch api saving te learning looking export cli".split())
 
 
 def test_imports_inside_driver_point_one_way() -> None:

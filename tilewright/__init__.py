@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from tilewright.base.events import recording as record
     from tilewright.driver.api import compile, refresh, synchronize
+    from tilewright.driver.export.api import export
     from tilewright.driver.looking.explain import explain
     from tilewright.driver.program.default_passes import passes
     from tilewright.driver.program.options import Options
@@ -61,6 +62,7 @@ _FACE = {
     "save": "tilewright.driver.saving",
     "load": "tilewright.driver.program.saved",
     "explain": "tilewright.driver.looking.explain",
+    "export": "tilewright.driver.export.api",
     "lower": "tilewright.driver.te.build",
     "build": "tilewright.driver.te.build",
     "record": "tilewright.base.events:recording",
@@ -118,6 +120,7 @@ __all__ = [
     "constexpr_function",
     "errors",
     "explain",
+    "export",
     "get_threads",
     "heuristics",
     "ir",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import inspect
 from pathlib import Path
 
-from docs.generator.pieces import code, table, words
+from docs.generator.pieces import block, code, table, words
 from tilewright.base import knobs
-from tilewright.bench.__main__ import argument_parser as bench_parser
-from tilewright.driver.cli import argument_parser
+from tilewright.driver.cli import argument_parser, command_parsers
+from tilewright.driver.cli.problems import CODES
 from tilewright.triton.__main__ import argument_parser as triton_parser
 
 VARIABLES = """# Environment variables
@@ -18,9 +18,13 @@ Generated from `tilewright/base/knobs.py`, where each is declared once with its 
 They are read when they are needed, so a process may change them. A value that is not understood is
 an error that says what is.
 """
-COMMANDS = """# Command line
+COMMANDS = f"""# Command line
 
-Generated from the argument parsers.
+Generated from the argument parsers. Results go to standard output, as tables or with `--json` as
+one JSON object; what is going on goes to standard error. {CODES}
+
+`tilewright completion bash` (or `zsh`, `fish`) prints a script with which a shell completes
+commands, options and their values. `python -m tilewright` is the same as `tilewright`.
 """
 
 
@@ -39,12 +43,6 @@ def variables() -> str:
     return "\n".join([VARIABLES, table(["variable", "what it does", "default"], rows)])
 
 
-def subcommands(p: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    for action in p._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.values()
-
-
 def argument_row(a: argparse.Action) -> list[str]:
     shape = a.metavar if isinstance(a.metavar, str) else a.dest
     if a.choices is not None:
@@ -58,22 +56,20 @@ def argument_row(a: argparse.Action) -> list[str]:
 
 def command(p: argparse.ArgumentParser) -> str:
     about = words(p.description or "")
-    arguments = [
-        a
-        for a in p._actions
-        if not isinstance(a, argparse._HelpAction | argparse._SubParsersAction)
-    ]
+    arguments = [a for a in p._actions if not isinstance(a, argparse._HelpAction)]
     out = [f"## `{p.prog}`\n", f"{about}\n"]
     if arguments:
         out.append(table(["argument", "what it does", "default"], map(argument_row, arguments)))
-    if p.epilog:
-        out.append(words(p.epilog) + "\n")
+    notes, _, examples = (p.epilog or "").partition("examples:\n")
+    if notes.strip():
+        out.append(words(notes) + "\n")
+    if examples:
+        out.append(block(inspect.cleandoc(examples), "bash"))
     return "\n".join(out)
 
 
 def commands() -> str:
+    # What the first says of the commands stands below with each.
     ours = argument_parser()
-    bench = bench_parser()
-    # `tilewright bench` passes its arguments on to a process with a parser of its own.
-    inside = [p for p in subcommands(ours) if p.prog != bench.prog]
-    return "\n".join([COMMANDS, *map(command, [ours, *inside, bench, triton_parser()])])
+    ours.epilog = None
+    return "\n".join([COMMANDS, *map(command, [ours, *command_parsers(), triton_parser()])])

@@ -11,6 +11,7 @@ import pytest
 
 from docs.generator import operators, options, reference, rules, steps, switches, targets, tutorials
 from tilewright.base import knobs
+from tilewright.driver.cli.commands import COMMANDS
 from tilewright.driver.program.options import Options
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.operator import OPERATORS
@@ -84,8 +85,8 @@ def test_every_variable_and_option_is_there() -> None:
 
 def test_every_command_is_there() -> None:
     found = headings(page("commands"))
-    for name in ("demo", "compile", "run", "explain", "bench"):
-        assert f"tilewright {name}" in found
+    assert {f"tilewright {name}" for name in COMMANDS} <= set(found)
+    assert "tilewright run model.pt2" in page("commands"), "examples are there"
     assert "python -m tilewright.triton" in found and "`--strict`" in page("commands")
 
 

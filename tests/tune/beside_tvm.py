@@ -93,6 +93,8 @@ class Tvm:
         if probe.returncode:
             raise SystemExit(MISSING.format(python=python))
         env = os.environ | {"PYTHONPATH": str(ROOT), "TVM_NUM_THREADS": str(threads)}
+        if len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
+            env["TVM_BIND_THREADS"] = "0"  # it would take the machine's first cores, not ours
         env["PATH"] = os.pathsep.join([str(Path(python).absolute().parent), env.get("PATH", "")])
         self.process = subprocess.Popen(
             [python, "-m", "tests.tune.tvm_peer"],

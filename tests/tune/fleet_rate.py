@@ -24,6 +24,7 @@ from tilewright import targets
 from tilewright.base import knobs
 from tilewright.base.cache import code_version
 from tilewright.driver.looking.fleet import LANES, Means, means
+from tilewright.driver.looking.shown import Shown
 from tilewright.ir.target import Target
 from tilewright.tune.campaign import Campaign, tasks_of
 from tilewright.tune.fleet.measuring import FleetMeasuring
@@ -92,7 +93,7 @@ def rate(nodes: int, seconds: float, with_ray: bool, console: Console) -> float:
     """Trials of a minute with so many nodes."""
     target = targets.host()
     model = model_for("auto", target, console.print)
-    used = means(f"local:{nodes}", target, console) if with_ray else plain(nodes, target)
+    used = means(f"local:{nodes}", target, Shown(console)) if with_ray else plain(nodes, target)
     with tempfile.TemporaryDirectory() as folder, used as by:
         kernels = [(text, 1, f"k{k}") for k, text in enumerate(groups())]
         tasks = tasks_of(kernels, target, by.measuring, lambda: search_named("evolution"), model, 0)

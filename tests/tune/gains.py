@@ -3,6 +3,7 @@
     python -m tests.tune.gains                                  # all kernels, 64 trials each
     python -m tests.tune.gains pool sum --trials 16             # some, by parts of their names
     python -m tests.tune.gains --records r.jsonl --json g.json  # goes on from what is known
+    python -m tests.tune.gains --records r.jsonl --trials 0     # no trial: what is known already
     python -m tests.tune.gains --models --minutes 10            # the benchmark's models
 
 Each program is compiled, its kernels are tuned, and it is compiled again with what was found. Both
@@ -46,6 +47,7 @@ from tilewright.bench.measure import (
     take_turns,
 )
 from tilewright.bench.models import BUILDERS, build
+from tilewright.driver.looking.shown import Shown
 from tilewright.driver.looking.tune import tune
 from tilewright.runtime import pool
 
@@ -90,7 +92,9 @@ def tuned(
     """Tunes the kernels of a program; how many there are, and how many trials each had at most."""
     programs = tw.explain(first).programs
     kernels = [k for p in programs for k in p.kernels[p.once :]]
-    told = Console(file=io.StringIO())
+    told = Shown(Console(file=io.StringIO()))
+    if not trials:
+        return len(kernels), 0
     with redirect_stdout(io.StringIO()):
         tune(
             kernels, targets.default(), told,

@@ -52,8 +52,8 @@ def expression(w: Workload) -> Any:
     elif w.kind == "conv":
         out = topi.nn.conv2d_nchw(x, rest[0], *conv)
     elif w.kind == "biased":
-        bias = topi.reshape(rest[1], (1, w.shapes[2][0], 1, 1))
-        out = topi.nn.relu(topi.add(topi.nn.conv2d_nchw(x, rest[0], *conv), bias))
+        sums, zero = topi.nn.conv2d_nchw(x, rest[0], *conv), te.const(0.0, "float32")
+        out = te.compute(sums.shape, lambda n, c, y, z: te.max(sums[n, c, y, z] + rest[1][c], zero))
     elif w.kind == "depthwise":
         out = topi.nn.depthwise_conv2d_nchw(x, rest[0], *conv)
     elif w.kind == "transposed":

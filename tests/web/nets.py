@@ -16,8 +16,8 @@ class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(KINDS, 24)
-        self.first = nn.Linear(24, 40)
-        self.last = nn.Linear(40, 3)
+        self.first = nn.Linear(24, 48)
+        self.last = nn.Linear(48, 3)
 
     def forward(self, x: torch.Tensor, kind: torch.Tensor) -> dict[str, torch.Tensor]:
         hidden = torch.relu(self.first(x + self.embed(kind)))
@@ -35,10 +35,11 @@ def drawn(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(KINDS, (rows,), generator=made)
 
 
-def export_mixed(path: str, targets: tuple[str, ...]) -> Exported:
+def export_mixed(path: str, targets: tuple[str, ...], weights: str = "same") -> Exported:
     rows = torch.export.Dim("rows", min=1, max=64)
     dynamic = {"x": {0: rows}, "kind": {0: rows}}
-    return export(mixed(), *drawn(4), path=path, target=list(targets), dynamic=dynamic)
+    options = {"target": list(targets), "dynamic": dynamic, "weights": weights}
+    return export(mixed(), *drawn(4), path=path, **options)
 
 
 class Image(nn.Module):

@@ -64,6 +64,20 @@ def test_results_for_several_sizes(package: Path) -> None:
             np.testing.assert_allclose(got["data"], want.flatten(), rtol=1e-5, atol=1e-5)
 
 
+def test_weights_in_half_the_bits(tmp_path: Path) -> None:
+    """They are rounded in the file, and widened when the package is loaded."""
+    made = export_mixed(str(tmp_path / "half"), ("wasm32",), weights="f16")
+    assert made.manifest["weights"]["unpacked"] > made.manifest["weights"]["bytes"]
+    half = mixed().double()
+    for p in half.parameters():
+        if p.numel() > 1024:
+            p.data = p.data.half().double()
+    (found,) = answers(tmp_path / "half", {"inputs": inputs(7)})
+    with torch.no_grad():
+        right = half(drawn(7)[0].double(), drawn(7)[1])["y"]
+    np.testing.assert_allclose(found["results"]["y"]["data"], right.flatten(), 1e-3, 1e-3)
+
+
 def test_what_is_wrong_gets_the_sentences_of_other_runtimes(package: Path) -> None:
     x, kind = drawn(3)
     good = inputs(3)

@@ -128,6 +128,15 @@ class Cache:
         """Bytes of all entries."""
         return sum(size for _, size, _ in self._entries())
 
+    def kinds(self) -> dict[str, tuple[int, int]]:
+        """Of each kind of entries, how many there are and their bytes."""
+        found: dict[str, tuple[int, int]] = {}
+        for _, size, path in sorted(self._entries(), key=lambda e: e[2]):
+            kind = path.relative_to(self.directory).parts[0]
+            count, total = found.get(kind, (0, 0))
+            found[kind] = count + 1, total + size
+        return found
+
     def clear(self) -> None:
         """Remove every entry."""
         with _sizes_lock:

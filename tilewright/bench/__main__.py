@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,98 +20,29 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from tilewright.base.errors import Invalid, MissingExtra, TilewrightError
 from tilewright.base.machine import usable_cores
 from tilewright.bench import plots
-from tilewright.bench.catalog import MODELS, OPERATORS, Case, chosen
+from tilewright.bench.arguments import GPU_PEERS, MORE_PEERS, PARTS, PEERS
+from tilewright.bench.catalog import Case, chosen
 from tilewright.bench.measure import MIN_ROUNDS, busy
-from tilewright.bench.report import about, case_table, markdown, show_summary, write, write_json
+from tilewright.bench.report import (
+    about,
+    case_table,
+    json_text,
+    markdown,
+    show_summary,
+    write,
+)
 from tilewright.bench.results import Result
 from tilewright.bench.run import Plan, measure, measure_together
+from tilewright.driver.cli.command import parser_of
+from tilewright.driver.cli.commands import COMMANDS
+from tilewright.driver.cli.commands.bench import COMMAND
 from tilewright.runtime.cuda.driver import available
 
-PARTS = {
-    "overhead": ("overhead", "what a call costs besides its kernels"),
-    "schedules": ("schedules", "a matrix product by schedule steps alone, against the peak"),
-    "peak": ("machine", "multiply-adds and bytes per second of this machine"),
-}
-PEERS = ("eager", "inductor", "inductor-freezing", "max-autotune", "onnxruntime", "openvino")
-MORE_PEERS = ("xla", "iree", "reduce-overhead")
-# The one that takes longest is the last: where time ends, it is the one that is missing.
-GPU_PEERS = ("eager", "inductor", "reduce-overhead", "xla", "max-autotune")
-ALL_CASES = 1000
 WIDTH = 140  # of tables where there is no terminal
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tilewright bench",
-        description="Time programs against other compilers, in turns, with the same threads and "
-        "precision, every result checked.",
-        epilog="Also: "
-        + "; ".join(f"tilewright bench {name} ({what})" for name, (_, what) in PARTS.items())
-        + ".",
-    )
-    models, operators = (", ".join(c.name for c in cases) for cases in (MODELS, OPERATORS))
-    parser.add_argument(
-        "cases",
-        nargs="*",
-        default=["models"],
-        metavar="CASE",
-        help=f"models (the default), ops, FILE.py:NAME, one of {models}, or of {operators}",
-    )
-    parser.add_argument(
-        "--device", choices=["cpu", "cuda"], default="cpu", help="cuda: the first GPU, in bfloat16"
-    )
-    parser.add_argument(
-        "--part", default="1/1", metavar="K/N", help="every N-th case, from the K-th: a shorter run"
-    )
-    parser.add_argument(
-        "--peers",
-        help=f"by commas, of {', '.join((*PEERS, *MORE_PEERS))}, or FILE.py:NAME, a function that "
-        "takes a module and its inputs and gives a call without arguments",
-    )
-    parser.add_argument("--rounds", type=int, default=9, help=f"at least {MIN_ROUNDS}")
-    parser.add_argument("--threads", type=int, default=0, help="of every contender; 0: all cores")
-    parser.add_argument(
-        "--dtype", help="of cases that have none of their own: float32, on a GPU bfloat16"
-    )
-    parser.add_argument("--tiny", action="store_true", help="the sizes of the tests")
-    parser.add_argument("--only", choices=["time", "compile"], help="half of the numbers")
-    parser.add_argument(
-        "--compile-rounds", type=int, default=3, metavar="N", help="first calls of ours"
-    )
-    parser.add_argument(
-        "--together",
-        nargs="?",
-        type=int,
-        const=ALL_CASES,
-        default=0,
-        metavar="N",
-        help="N cases (or all) get ready at the same time: quicker; first calls are those",
-    )
-    parser.add_argument(
-        "--within",
-        type=float,
-        default=math.inf,
-        metavar="S",
-        help="with --together: seconds until rounds begin, without those that are not ready",
-    )
-    parser.add_argument(
-        "--lock", type=Path, metavar="FILE", help="locked for rounds: several runs take turns"
-    )
-    parser.add_argument(
-        "--contended", action="store_true", help="time ours with one core taken, too"
-    )
-    parser.add_argument(
-        "--own-weights", action="store_true", help="ours stores packed weights only"
-    )
-    parser.add_argument("--patience", type=float, default=1200.0, help="seconds for one answer")
-    parser.add_argument(
-        "-i", "--input", action="append", metavar="TYPE[DIMS]", help="of a program: f32[8,16]"
-    )
-    parser.add_argument("--strict", action="store_true", help="a program's fallback is an error")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw bars and a roofline there")
-    return parser
+    return parser_of("bench", COMMANDS["bench"], COMMAND)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given and given[0] in PARTS:
             return _part(given[0], given[1:])
-        return _bench(argument_parser().parse_args(given), Console())
+        asked = argument_parser().parse_args(given)
+        return _bench(asked, Console(stderr=asked.json is True))
     except KeyboardInterrupt:
         return 130
     except TilewrightError as problem:
@@ -150,7 +81,7 @@ def _plan(given: argparse.Namespace, cases: Sequence[Case]) -> Plan:
     listed = usual if given.peers is None else given.peers
     peers = tuple(dict.fromkeys(name for name in listed.split(",") if name))
     for name in peers:
-        if name not in (*PEERS, *MORE_PEERS) and ".py:" not in name:
+        if name not in (*PEERS, *MORE_PEERS) and ":" not in name:
             known = ", ".join((*PEERS, *MORE_PEERS))
             raise Invalid(
                 f"no peer is called {name!r}", hint=f"known are {known}, and FILE.py:NAME"
@@ -210,8 +141,8 @@ def _bench(given: argparse.Namespace, console: Console) -> int:
         for case in _shown(console, cases, plan, results):
             if plan.timing:
                 console.print(case_table(case))
-            if given.json:  # after each case: a run of an hour may be interrupted
-                write_json(given.json, results, plan, warning)
+            if isinstance(given.json, Path):  # after each case: a run of an hour may be interrupted
+                write(given.json, json_text(results, plan, warning))
     finally:
         _finish(given, console, results, plan, warning)
     return 1 if any(r.failed for r in results) else 0
@@ -261,6 +192,8 @@ def _finish(
     warning: str | None,
 ) -> None:
     show_summary(console, results)
+    if given.json is True:
+        print(json_text(results, plan, warning), end="")
     if warning:
         console.print(f"[yellow]{warning}[/]", highlight=False)
     if given.markdown:

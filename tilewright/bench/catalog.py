@@ -18,7 +18,7 @@ class Case:
     name: str
     about: str
     kind: Kind
-    builder: str = ""  # its name there where it is not the case's own; FILE.py:NAME of a program
+    builder: str = ""  # its name there where it is not the case's own; a program as it is named
     dtype: str | None = None  # None: the one that the command line names
     listed: bool = True  # part of `models` or `ops`, or run only when named
 
@@ -104,6 +104,8 @@ OPERATORS = (
     Case("sum_middle", "[3, 100000, 3] summed over its middle axis", "operator", listed=False),
 )
 
+# How a program of the user's own is named.
+PROGRAMS = "FILE.py:NAME, PACKAGE.MODULE:NAME or FILE.pt2"
 SUITES = {"models": MODELS, "ops": OPERATORS}
 ALL = {case.name: case for suite in (*SUITES.values(), GPU_ONLY) for case in suite}
 
@@ -118,16 +120,15 @@ def chosen(names: Sequence[str], device: str = "cpu") -> list[Case]:
             found |= {case.name: case for case in SUITES[name] if case.listed}
         elif name in ALL:
             found[name] = ALL[name]
-        elif ".py" in name:
-            found[name] = Case(name.rpartition(":")[2], name, "program", name)
-        elif name.endswith(".tw"):
+        elif name.endswith((".tw", ".onnx")):
             raise Invalid(
-                "a graph has no eager run to be compared with",
-                hint="bench takes FILE.py:NAME or a name",
+                f"{name} has no eager run to be compared with", hint=f"bench takes {PROGRAMS}"
             )
+        elif ":" in name or name.endswith((".py", ".pt2")):
+            found[name] = Case(name.rpartition(":")[2], name, "program", name)
         else:
             raise Invalid(
                 f"nothing to measure is called {name!r}",
-                hint=f"there are {', '.join([*SUITES, *ALL])}, and FILE.py:NAME for your own",
+                hint=f"there are {', '.join([*SUITES, *ALL])}, and {PROGRAMS} for your own",
             )
     return list(found.values())

@@ -232,7 +232,8 @@ def about(plan: Plan) -> str:
     return f"{where}, {threads} each, {size}, {rounds}; within: 95 % intervals."
 
 
-def write_json(path: Path, results: Sequence[Result], plan: Plan, warning: str | None) -> None:
+def json_text(results: Sequence[Result], plan: Plan, warning: str | None) -> str:
+    """Every number."""
     found: dict[str, Any] = {
         "warning": warning,
         "machine": platform.machine(),
@@ -242,7 +243,7 @@ def write_json(path: Path, results: Sequence[Result], plan: Plan, warning: str |
         "rounds": plan.rounds,
         "results": [r.json() for r in results],
     }
-    write(path, json.dumps(found, indent=1) + "\n")
+    return json.dumps(found, indent=1) + "\n"
 
 
 def write(path: Path, text: str) -> None:

@@ -37,6 +37,15 @@ class Container:
     checksum: str
 
 
+def is_container(path: Path, kind: str) -> bool:
+    """Does a file begin as one of this kind does?"""
+    begin = _MAGIC + f"{kind} ".encode()
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(begin)) == begin
+
+
 def packed(head: dict[str, Any], blobs: Sequence[Blob], before: int = 0) -> list[Blob]:
     """JSON and blobs as pieces to be written one after the other, after so many bytes."""
     places: list[tuple[int, int]] = []

@@ -183,7 +183,7 @@ class Model {
 
   /** Reads the weights into memory as they arrive. */
   async _fill(files, onProgress, verify) {
-    const { file, bytes: total, sha256 } = this.manifest.weights;
+    const { file, bytes: total, sha256, unpacked } = this.manifest.weights;
     const at = (this._weights = this._take(total));
     const wrong = found => refuse("SIZE", files.url, file, found, total);
     let loaded = 0;
@@ -201,6 +201,10 @@ class Model {
     if (loaded !== total) wrong(loaded);
     // Shared memory has to be copied for the checksum.
     if (verify) await files.same(new Uint8Array(this._memory.buffer, at, total).slice(), file, sha256);
+    if (!unpacked) return;
+    // Calls read a wider copy, and may use the place of the file.
+    this._code.tw_unpack(at, (this._weights = this._take(unpacked)));
+    this._area = { at, size: total };
   }
 
   /** Starts the other threads, and returns when they are there. */

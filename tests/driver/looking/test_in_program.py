@@ -14,6 +14,7 @@ from tests.tune.fake_measuring import Fake
 from tilewright import ops
 from tilewright.driver.looking import fleet, in_program, tune
 from tilewright.driver.looking.in_program import to_take_back
+from tilewright.driver.looking.shown import Shown
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.searched import medians
 from tilewright.ir.node import Graph, input
@@ -93,7 +94,7 @@ def test_tuning_takes_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     kernels = tw.compile_graph(graph).kernels
     monkeypatch.setattr(fleet, "Measuring", lambda target, threads: Fake(default()))
     said = io.StringIO()
-    console = Console(file=said, width=200)
+    shown = Shown(Console(file=said, width=200))
 
     def taken(graph: Graph, options: Options, listed: Sequence[Record]) -> list[Record]:
         assert listed and all(r.gains for r in listed)
@@ -101,7 +102,7 @@ def test_tuning_takes_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(tune, "to_take_back", taken)
     tune.tune(
-        kernels, default(), console,
+        kernels, default(), shown,
         trials=8, minutes=1.0, search="random", model="analytic", records=path, graphs=[graph],
     )  # fmt: skip
     assert "products is slower with it: taken back" in said.getvalue()

@@ -17,6 +17,7 @@ from tests.tune.test_records import BEST, TRIAL
 from tilewright.driver import cli
 from tilewright.driver.looking import fleet, tune
 from tilewright.driver.looking.curves import best_so_far, page_of, plot
+from tilewright.driver.looking.shown import Shown
 from tilewright.driver.looking.tables import rendered
 from tilewright.driver.program.programs import compile_graph
 from tilewright.runtime.program_data import KernelInfo
@@ -73,18 +74,15 @@ def tuned(
         "search": "random",
         "model": "analytic",
     } | options
-    console = Console(file=out, width=80)
-    return tune.tune(kernels(), default(), console, records=path, **given), out.getvalue()
+    shown = Shown(Console(file=out, width=80))
+    return tune.tune(kernels(), default(), shown, records=path, **given), out.getvalue()
 
 
-def test_tuning_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tuning_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, page = tmp_path / "r.jsonl", tmp_path / "page.html"
     code, said = tuned(path, monkeypatch, page=page)
-    shown = capsys.readouterr().out
     assert code == 0 and "32 trials; records are in" in said and "kernels of a call:" in said
-    assert "the best time over trials" in shown and "16 trials" in shown
+    assert "the best time over trials" in said and "16 trials" in said
     assert "<svg" in page.read_text() and "trial 16" in page.read_text()
     code, said = tuned(path, monkeypatch)
     assert code == 0 and "32 trials, 32 of them known from before" in said

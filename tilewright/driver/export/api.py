@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tilewright import targets
-from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.errors import Invalid, MissingExtra, Unsupported
 from tilewright.driver.api import torch_side
-from tilewright.driver.export.levels import Level, level, pool_library
+from tilewright.driver.export.levels import Level, compiled, linked, pool_library
 from tilewright.driver.export.manifest import manifest_of, text_of
 from tilewright.driver.export.model import Model
 from tilewright.driver.export.package import MANIFEST, write_package
@@ -24,6 +26,8 @@ from tilewright.ir.target import Target
 WEIGHTS = "weights.bin"
 HEADER = "include/tilewright.h"
 _OF_TORCH = "tilewright.driver.export.of_torch"
+_OF_ONNX = "tilewright.driver.export.of_onnx"
+_SESSION = "tilewright.driver.onnx.session"
 
 
 @dataclass(frozen=True)
@@ -41,22 +45,28 @@ def export(
     path: str | Path,
     target: str | Target | Sequence[str | Target] = "host",
     dynamic: Any = None,
+    values: Mapping[str, Any] | None = None,
     winograd: bool = True,
+    weights: str = "same",
     name: str | None = None,
 ) -> Exported:
     """Write a model as a package: native code, weights and a manifest, for C, Python and others.
 
-    `model` is a `torch.nn.Module` or a function with example inputs, what `torch.export` made, or
-    the path of a `.pt2` or `.onnx` file. `path` is a folder, or a file `name.twp` with the same
+    `model` is a `torch.nn.Module` or a function with example inputs, what `torch.export` made, the
+    path of a `.pt2` or `.onnx` file, or what `tw.onnx.load` gave. `path` is a folder, or a file `name.twp` with the same
     inside. Several targets make one package that runs the best code that a machine has features
     for. `dynamic` is torch.export's `dynamic_shapes`: those sizes stay symbolic, within the bounds
-    of their `Dim`s. `winograd=False` makes weights smaller and convolutions slower.
+    of their `Dim`s; of an ONNX model, numbers or bounds of its symbolic dims, by name, and `values`
+    are inputs of it that are always the same. `winograd=False` makes weights smaller and convolutions slower;
+    `weights="f16"` or `"bf16"` stores them rounded to 16 bits, and calls read a copy in 32 that is
+    made when the package is opened.
     """
     chosen = _targets(target)
-    found = _model(model, examples, dynamic, name)
+    found = _model(model, examples, dynamic, values, name)
     path = Path(path)
-    weights = WeightsFile()
-    levels = tuple(level(found, t, weights, winograd) for t in chosen)
+    held = WeightsFile(weights)
+    made = [compiled(found, t, held, winograd) for t in chosen]
+    levels = tuple(linked(x, held) for x in made)
     pools: dict[str, tuple[str, bytes]] = {}
     for x in levels:
         arch = x.target.arch
@@ -64,18 +74,12 @@ def export(
             pools[arch] = f"lib/libtilewright_pool-{arch}.so", pool_library(x.target)
     with tempfile.TemporaryDirectory() as folder:
         stored = Path(folder) / WEIGHTS
-        sum_of_weights = weights.write(stored)
-        described = {
-            "file": WEIGHTS,
-            "layout": "flat",
-            "bytes": weights.size,
-            "blake2b": sum_of_weights,
-            "table": weights.table(),
-        }
+        described = held.described(WEIGHTS, held.write(stored))
         if any(x.module for x in levels):
             with stored.open("rb") as file:
                 described["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
-        manifest = manifest_of(found, levels, pools, described, {"winograd": winograd})
+        options = {"winograd": winograd, "weights": weights}
+        manifest = manifest_of(found, levels, pools, described, options)
         content: dict[str, bytes | Path] = {x.file: x.code for x in levels}
         content |= dict(pools.values())
         if pools:
@@ -105,5 +109,28 @@ def _targets(given: str | Target | Sequence[str | Target]) -> list[Target]:
     return sorted(found, key=lambda x: -len(x.features))
 
 
-def _model(given: Any, examples: Sequence[Any], dynamic: Any, name: str | None) -> Model:
+def _model(
+    given: Any,
+    examples: Sequence[Any],
+    dynamic: Any,
+    values: Mapping[str, Any] | None,
+    name: str | None,
+) -> Model:
+    is_file = isinstance(given, str | Path)
+    if (is_file and Path(given).suffix == ".onnx") or type(given).__module__ == _SESSION:
+        if examples:
+            raise Invalid("an ONNX model says what it takes", hint="leave out the examples")
+        return _onnx_side().model_of_onnx(given, dynamic, values, name)
+    if values is not None:
+        raise Invalid("values= are for ONNX models", hint="leave it out")
+    if is_file and Path(given).suffix != ".pt2":
+        raise Invalid(
+            f"{given} is no model that can be exported", hint="give a .pt2 or an .onnx file"
+        )
     return torch_side(_OF_TORCH, "tw.export").model_of_torch(given, examples, dynamic, name)
+
+
+def _onnx_side() -> Any:
+    if find_spec("onnx") is None:
+        raise MissingExtra("onnx", "exporting ONNX models")
+    return import_module(_OF_ONNX)

@@ -4,11 +4,13 @@
     void tw_shapes(const int64_t *dims, int64_t *out)
     int32_t tw_run(const void *weights, const void *const *inputs, void *const *outputs,
                    const int64_t *dims, void *workspace)
+    void tw_unpack(const void *file, void *memory)
 
 `dims` are the values of the model's symbols. `tw_shapes` writes all extents of the inputs, then of
 the outputs, one tensor after the other. `tw_run` gives 0, or the number of the check that failed,
 from 1 on: then the integer that it found, and the size that an index should be within, stand in the
-workspace, at 64 times that number.
+workspace, at 64 times that number. `tw_unpack` is there where weights are stored in fewer bits: it
+makes what `tw_run` reads of the file's content.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.driver.export.model import Model
+from tilewright.driver.export.weights import Placed
 from tilewright.ir.dim import Dim
+from tilewright.ir.types import f16
 from tilewright.llvm.sizes import DECLARED, Sizes
 from tilewright.runtime.program_data import ProgramData
 
@@ -82,12 +86,64 @@ def _run(
     code = "0"
     for k in range(len(model.checks), 0, -1):  # the first that failed is told
         size = model.checks[k - 1].size
-        f.fill(found[k], "i64", [value := f.put(f"load i64, ptr {found[k]}, align 8"), f.dim(size or 0)])
+        value = f.put(f"load i64, ptr {found[k]}, align 8")
+        beside = f.put(f"getelementptr i64, ptr {found[k]}, i64 1")
+        f.line(f"store i64 {'0' if size is None else f.dim(size)}, ptr {beside}, align 8")
         failed = f.put(f"icmp ne i64 {value}, 0")
         code = f.put(f"select i1 {failed}, i32 {k}, i32 {code}")
     f.line(f"ret i32 {code}")
     arguments = "ptr %weights, ptr %inputs, ptr %outputs, ptr %dims, ptr %workspace"
     return _function(f"i32 @tw_run({arguments})", f)
+
+
+# Numbers of 16 bits as such of 32. Subnormal halves are whole numbers of 2^-24. Halves are finite
+# here: a tensor with others is stored in 32 bits.
+_WIDENED = """
+define internal void @widened(ptr %from, ptr %to, i64 %vectors, i1 %half) nounwind {
+entry:
+  br label %loop
+loop:
+  %k = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %at = getelementptr <8 x i16>, ptr %from, i64 %k
+  %narrow = load <8 x i16>, ptr %at, align 16
+  %x = zext <8 x i16> %narrow to <8 x i32>
+  %bfloat = shl <8 x i32> %x, splat (i32 16)
+  %sign = and <8 x i32> %bfloat, splat (i32 -2147483648)
+  %rest = and <8 x i32> %x, splat (i32 32767)
+  %moved = shl <8 x i32> %rest, splat (i32 13)
+  %normal = add <8 x i32> %moved, splat (i32 939524096)
+  %whole = sitofp <8 x i32> %rest to <8 x float>
+  %scaled = fmul <8 x float> %whole, splat (float 0x3E70000000000000)
+  %small = bitcast <8 x float> %scaled to <8 x i32>
+  %is.small = icmp ult <8 x i32> %rest, splat (i32 1024)
+  %size = select <8 x i1> %is.small, <8 x i32> %small, <8 x i32> %normal
+  %of.half = or <8 x i32> %size, %sign
+  %wide = select i1 %half, <8 x i32> %of.half, <8 x i32> %bfloat
+  %place = getelementptr <8 x i32>, ptr %to, i64 %k
+  store <8 x i32> %wide, ptr %place, align 32
+  %next = add i64 %k, 1
+  %more = icmp ult i64 %next, %vectors
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"""
+
+
+def unpacking(placed: Sequence[Placed]) -> str:
+    """The module of `tw_unpack`. Tensors begin at multiples of 64 bytes in both places, so that vectors may pass their end."""
+    f = Sizes()
+    for p in placed:
+        start = f.put(f"getelementptr i8, ptr %file, i64 {p.at}")
+        to = f.put(f"getelementptr i8, ptr %memory, i64 {p.offset}")
+        if p.is_same:
+            f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {start}, i64 {p.stored.size}, i1 0)")
+        else:
+            vectors = -(-p.stored.array.size // 8)
+            half = int(p.stored.dtype is f16)
+            f.line(f"call void @widened(ptr {start}, ptr {to}, i64 {vectors}, i1 {half})")
+    f.line("ret void")
+    return "\n".join([_WIDENED, _function("void @tw_unpack(ptr %file, ptr %memory)", f), ""])
 
 
 def _operand(f: Sizes, x: Given | None) -> str:
@@ -107,8 +163,7 @@ def _function(head: str, f: Sizes) -> str:
 
 
 def operands_of(
-    model: Model, data: ProgramData, labels: Sequence[str], places: Mapping[str, int],
-    constants: Sequence[int],
+    model: Model, labels: Sequence[str], places: Mapping[str, int], constants: Sequence[int]
 ) -> list[Given | None]:
     """What the entry's table points to: inputs by `labels`, then constants. `places` and
     `constants` are where weights and constants lie."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from tilewright.base.errors import Unsupported
-from tilewright.driver.export.code import EXPORTS, interface, operands_of
+from tilewright.driver.export.code import EXPORTS, interface, operands_of, unpacking
 from tilewright.driver.export.model import Model
 from tilewright.driver.export.weights import WeightsFile
 from tilewright.driver.program.default_passes import passes
@@ -18,7 +18,6 @@ from tilewright.link.elf import PROCESS, shared_object
 from tilewright.link.wasm import module
 from tilewright.llvm.objects import cached_object
 from tilewright.runtime.objects import read_symbols
-from tilewright.runtime.program_data import ProgramData
 from tilewright.targets import family_of
 
 POOL = "libtilewright_pool.so.1"
@@ -29,6 +28,15 @@ _POOL_CALLS = (
 # Of a module with threads: for those who start them. Memory may grow as far as addresses reach.
 _WORKER_CALLS = ("tw_worker", "tw_pool_resize")
 _MEMORY_PAGES = 65536
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Objects for a target, which are not linked: all levels are compiled before it is known what
+    the file of weights has."""
+
+    target: Target
+    images: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -55,41 +63,43 @@ class Level:
         return {f: tests[f] for f in wanted if f in tests}
 
 
-def level(model: Model, target: Target, weights: WeightsFile, winograd: bool) -> Level:
-    """Compiles and links a model for a target; what it reads is added to `weights`."""
+def compiled(model: Model, target: Target, weights: WeightsFile, winograd: bool) -> Compiled:
+    """Compiles a model for a target; what it reads is added to `weights`."""
     listed = None if winograd else passes(target).without("Winograd")
     values = {label: w.value for label, w in model.weights.items()}
     data = built_elsewhere(model.graph, target, Options(passes=listed), values)
-    labels = [n.op.label for n in model.graph.inputs if isinstance(n.op, Input)]
-    roles = [n.op.role for n in model.graph.inputs if isinstance(n.op, Input)]
+    inputs = [n.op for n in model.graph.inputs if isinstance(n.op, Input)]
     places = {}
-    for k, label in enumerate(labels):
-        known = model.weights.get(label)
-        if known is not None and (k in data.kept or roles[k] != "weight"):
-            places[label] = weights.add(known.name, known.value)
+    for k, x in enumerate(inputs):
+        known = model.weights.get(x.label)
+        if known is not None and (k in data.kept or x.role != "weight"):
+            places[x.label] = weights.add(known.name, known.value)
     constants = [weights.add(f"packed{k}", c) for k, c in enumerate(data.constants)]
-    text = interface(model, data, operands_of(model, data, labels, places, constants))
-    images = [*data.images, cached_object(text, target)]
-    start = perf_counter()
-    code = _linked(images, data, target)
-    return Level(
-        target,
-        code,
-        not family_of(target).module
-        and any(_PARALLEL in read_symbols(image).needed for image in images),
-        perf_counter() - start,
-    )
+    operands = operands_of(model, [x.label for x in inputs], places, constants)
+    text = interface(model, data, operands)
+    return Compiled(target, (*data.images, cached_object(text, target)))
 
 
-def _linked(images: list[bytes], data: ProgramData, target: Target) -> bytes:
+def linked(made: Compiled, weights: WeightsFile) -> Level:
+    """The shared object of a level, or its module, which has the pool inside."""
+    target, images, exports = made.target, made.images, EXPORTS
     family = family_of(target)
+    if weights.unpacked:
+        images = (*images, cached_object(unpacking(weights.unpacked), target))
+        exports = (*EXPORTS, "tw_unpack")
     if family.module:
-        pool = cached_object(family.pool(target), target)
-        threads = target.has("atomics")
-        exports = (*EXPORTS, *(_WORKER_CALLS if threads else ()))
-        return module((*images, pool), exports, memory_pages=_MEMORY_PAGES, shared=threads)
-    needs = {PROCESS: [_PARALLEL, *sorted(family.system)]}
-    return shared_object(images, EXPORTS, name=f"tilewright-{target.name}.so", needs=needs)
+        images = (*images, cached_object(family.pool(target), target))
+    start = perf_counter()
+    if family.module:
+        shared = target.has("atomics")
+        exports = (*exports, *(_WORKER_CALLS if shared else ()))
+        code = module(images, exports, memory_pages=_MEMORY_PAGES, shared=shared)
+    else:
+        needs = {PROCESS: [_PARALLEL, *sorted(family.system)]}
+        code = shared_object(images, exports, name=f"tilewright-{target.name}.so", needs=needs)
+    seconds = perf_counter() - start
+    needs_pool = any(_PARALLEL in read_symbols(image).needed for image in images)
+    return Level(target, code, needs_pool and not family.module, seconds)
 
 
 def pool_library(target: Target) -> bytes:

@@ -9,14 +9,12 @@ from typing import Any
 
 from llvmlite import binding
 
-from tilewright import __version__
 from tilewright.driver.export.levels import Level
 from tilewright.driver.export.model import Described, Model
+from tilewright.driver.program.saved import own_version
 from tilewright.ir import dim as D
-from tilewright.ir.polynomial import INF
 
 FORMAT = 1
-CODE_LIMIT = 350 * 1024
 
 
 def checksum(content: bytes) -> str:
@@ -37,7 +35,7 @@ def manifest_of(
         "name": model.name,
         "inputs": [_described(model, x) for x in model.inputs],
         "outputs": [_described(model, x) for x in model.outputs],
-        "dims": {str(model.shown(D.as_int(s))): _bounds(s) for s in model.symbols},
+        "dims": {str(model.shown(D.as_int(s))): list(model.bounds(s)) for s in model.symbols},
         "checks": [
             {"words": c.words, "size": None if c.size is None else model.shown(c.size)}
             for c in model.checks
@@ -49,7 +47,7 @@ def manifest_of(
         },
         "weights": dict(weights),
         "versions": {
-            "tilewright": __version__,
+            "tilewright": own_version(),
             "llvm": ".".join(map(str, binding.llvm_version_info)),
         },
         "options": dict(options),
@@ -61,11 +59,6 @@ def _described(model: Model, x: Described) -> dict[str, Any]:
     return {"name": x.name, "dtype": x.dtype.name, "shape": [model.shown(d) for d in x.shape]}
 
 
-def _bounds(s: D.Sym) -> list[int | None]:
-    low, high = D.bounds(D.as_int(s))
-    return [max(low, 0), None if high >= INF else high]
-
-
 def _level(x: Level) -> dict[str, Any]:
     return {
         "target": x.target.name,
@@ -74,6 +67,7 @@ def _level(x: Level) -> dict[str, Any]:
         "file": x.file,
         "bytes": len(x.code),
         "blake2b": checksum(x.code),
+        "sha256": hashlib.sha256(x.code).hexdigest(),  # which browsers compute
         "pool": x.needs_pool,
     } | ({"sha256": hashlib.sha256(x.code).hexdigest()} if x.module else {})
 

@@ -10,6 +10,7 @@ from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph
+from tilewright.ir.polynomial import INF
 from tilewright.ir.types import DType
 from tilewright.runtime.program_data import Stored
 
@@ -53,12 +54,18 @@ class Model:
     checks: tuple[Check, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)  # the user's, of symbols
     specialised: Mapping[str, Any] = field(default_factory=dict)  # values that it holds for
+    narrower: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # bounds of symbols
 
     @property
     def symbols(self) -> tuple[D.Sym, ...]:
         """Those of the inputs, in order; a call gives their values."""
         found = (s for x in self.inputs for d in x.shape for s in sorted_symbols(d))
         return tuple(dict.fromkeys(found))
+
+    def bounds(self, s: D.Sym) -> tuple[int, int | None]:
+        """Inclusive; None: there is no upper one."""
+        low, high = self.narrower.get(s.name) or D.bounds(D.as_int(s))
+        return max(low, 0), None if high >= INF else high
 
     def shown(self, d: Dim) -> int | str:
         """A size as a manifest says it."""
@@ -69,7 +76,6 @@ class Model:
 
     def checked(self) -> Model:
         """Itself, if a call's inputs say everything about sizes."""
-        names = [x.name for x in (*self.inputs, *self.outputs)]
         for x in (self.inputs, self.outputs):
             own = [y.name for y in x]
             for name in own:
@@ -91,7 +97,6 @@ class Model:
                         f"{self.name} cannot be exported: the size {d} of {x.name} depends on data",
                         hint="return a tensor of a size that the inputs' sizes determine",
                     )
-        assert names
         return self
 
 

@@ -489,6 +489,8 @@ struct tw_package {
   void *map;
   size_t map_bytes;
   const unsigned char *weights;
+  void *unpacked; /* weights that the file has in fewer bits */
+  size_t unpacked_bytes;
   int64_t (*code_workspace)(const int64_t *);
   void (*code_shapes)(const int64_t *, int64_t *);
   int32_t (*code_run)(const void *, const void *const *, void *const *, const int64_t *, void *);
@@ -1023,6 +1025,22 @@ static int tw__map_weights(tw_package *p, unsigned flags) {
   return code;
 }
 
+/* Weights as calls read them, where the file has them in fewer bits. */
+static int tw__unpack(tw_package *p) {
+  int64_t bytes = tw__number_of(p, tw__find(p, 0, "weights", TW__OBJECT), "unpacked");
+  void (*unpack)(const void *, void *) = NULL;
+  if (bytes < 0) return 0;
+  if (tw__function(p->code, "tw_unpack", &unpack, sizeof unpack))
+    return tw__fail(TW_ERROR_LOAD, p->path, "its code", "it has no function to unpack weights");
+  p->unpacked_bytes = (size_t)bytes;
+  if (!(p->unpacked = tw__get(p, p->unpacked_bytes))) return TW_ERROR_MEMORY;
+  unpack(p->weights, p->unpacked);
+  p->weights = (const unsigned char *)p->unpacked;
+  munmap(p->map, p->map_bytes);
+  p->map = NULL;
+  return 0;
+}
+
 static int tw__open(tw_package *p, unsigned flags) {
   struct stat facts;
   int code, level, needs;
@@ -1044,6 +1062,7 @@ static int tw__open(tw_package *p, unsigned flags) {
       tw__function(p->code, "tw_run", &p->code_run, sizeof p->code_run))
     return tw__fail(TW_ERROR_LOAD, p->path, tw__text_of(p, level, "file"),
                     "it has not the functions of a package");
+  if ((code = tw__unpack(p))) return code;
   if (p->zip >= 0) { /* what is mapped needs no descriptor */
     close(p->zip);
     p->zip = -1;
@@ -1086,6 +1105,7 @@ void tw_close(tw_package *p) {
   if (p->zip >= 0) close(p->zip);
   pthread_mutex_destroy(&p->lock);
   tw__give(p, p->spare, p->spare_bytes);
+  tw__give(p, p->unpacked, p->unpacked_bytes);
   tw__give(p, p->details, p->details_bytes);
   tw__give(p, p->tensors, p->tensors_bytes);
   tw__give(p, p->nodes, p->nodes_bytes);

@@ -1,5 +1,9 @@
 """The file of weights: everything that calls read and no input gives, one after the other, each at
-a multiple of 64 bytes. What several levels have in common is there once."""
+a multiple of 64 bytes. What several levels have in common is there once.
+
+Floats of 32 bits may be stored in 16. Then the file is not what calls read: code has a function
+that writes that to memory, once, when a package is opened.
+"""
 
 from __future__ import annotations
 
@@ -10,45 +14,87 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.base.errors import Invalid
+from tilewright.ir.types import DTYPES, DType, f16, f32, to_memory
 from tilewright.runtime.program_data import Stored
 
 ALIGN = 64
+STORED = ("same", "f16", "bf16")
+_FEWEST = 1024  # elements of a tensor that is stored in fewer bits
 
 
 @dataclass(frozen=True)
 class Placed:
+    """A tensor: where it is in memory and in the file, and how the file has it."""
+
     name: str
     offset: int
-    value: Stored
+    dtype: DType
+    at: int
+    stored: Stored
+
+    @property
+    def is_same(self) -> bool:
+        return self.dtype is self.stored.dtype
 
 
 @dataclass
 class WeightsFile:
+    how: str = "same"
     placed: list[Placed] = field(default_factory=list)
-    size: int = 0
+    size: int = 0  # in memory
+    file_size: int = 0
     _known: dict[tuple[str, tuple[int, ...], bytes], int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.how not in STORED:
+            raise Invalid(f"weights={self.how!r}", hint=f"one of {', '.join(map(repr, STORED))}")
+
     def add(self, name: str, value: Stored) -> int:
-        """Where a value lies."""
+        """Where calls find a value."""
         array = np.ascontiguousarray(value.array)
-        content = hashlib.blake2b(memoryview(array).cast("B"), digest_size=32).digest()
+        content = hashlib.blake2b(_bytes(array), digest_size=32).digest()
         key = value.dtype.name, array.shape, content
         if key not in self._known:
             self._known[key] = self.size
-            self.placed.append(Placed(name, self.size, Stored(value.dtype, array)))
-            self.size = -(-(self.size + array.nbytes) // ALIGN) * ALIGN
+            stored = self._narrowed(Stored(value.dtype, array))
+            self.placed.append(Placed(name, self.size, value.dtype, self.file_size, stored))
+            self.size = _up(self.size + array.nbytes)
+            self.file_size = _up(self.file_size + stored.size)
         return self._known[key]
 
-    def table(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": p.name,
-                "offset": p.offset,
-                "dtype": p.value.dtype.name,
-                "shape": list(p.value.array.shape),
-            }
-            for p in self.placed
-        ]
+    def _narrowed(self, x: Stored) -> Stored:
+        """In fewer bits, where its numbers have room in them."""
+        if self.how == "same" or x.dtype is not f32 or x.array.size < _FEWEST:
+            return x
+        narrow = DTYPES[self.how]
+        if narrow is f16 and not float(np.abs(x.array).max()) <= float(np.finfo(np.float16).max):
+            return x
+        return Stored(narrow, to_memory(x.array, narrow))
+
+    @property
+    def unpacked(self) -> list[Placed]:
+        """What a function has to write to memory; nothing where calls read the file itself."""
+        return [] if all(p.is_same for p in self.placed) else self.placed
+
+    def described(self, file: str, checksum: str) -> dict[str, Any]:
+        """The manifest's words. `unpacked`: bytes of memory, where that is not the file."""
+        return {
+            "file": file,
+            "layout": "flat",
+            "bytes": self.file_size,
+            "blake2b": checksum,
+            **({"unpacked": self.size} if self.unpacked else {}),
+            "table": [
+                {
+                    "name": p.name,
+                    "offset": p.at,
+                    "dtype": p.stored.dtype.name,
+                    "shape": list(p.stored.array.shape),
+                }
+                for p in self.placed
+            ],
+        }
 
     def write(self, path: Path) -> str:
         """Writes the file; gives its checksum."""
@@ -56,11 +102,19 @@ class WeightsFile:
         with path.open("wb") as file:
             at = 0
             for p in self.placed:
-                for piece in (bytes(p.offset - at), memoryview(p.value.array.reshape(-1)).cast("B")):
+                for piece in (bytes(p.at - at), _bytes(p.stored.array)):
                     file.write(piece)
                     digest.update(piece)
-                at = p.offset + p.value.size
-            end = bytes(self.size - at)
+                at = p.at + p.stored.size
+            end = bytes(self.file_size - at)
             file.write(end)
             digest.update(end)
         return digest.hexdigest()
+
+
+def _bytes(x: np.ndarray) -> memoryview:
+    return memoryview(x.reshape(-1).view(np.uint8))
+
+
+def _up(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN

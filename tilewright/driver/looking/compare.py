@@ -11,7 +11,7 @@ import copy
 import math
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
@@ -55,6 +55,8 @@ class Comparison:
     eager: float = math.nan
     eager_peak: int = 0  # bytes of intermediate and final results alive at once in eager
     result_bytes: int = 0
+    results: Any = None  # of the compiled program
+    errors: tuple[Error, ...] = ()  # of each tensor among them, as far as they were compared
 
     @property
     def speedup(self) -> float:
@@ -84,16 +86,18 @@ def compare(
             fast = compile(program, *inputs, strict=strict, passes=passes)
             seconds = time.perf_counter() - began
         with step("checking against float64"):
-            error = check(fast(*inputs), expected, in_double(program, inputs))
+            got, exact = fast(*inputs), in_double(program, inputs)
+            errors = tuple(tensor_errors(got, expected, exact))
+            error = check(got, expected, exact)
         made = explain(fast)
         if not rounds:
-            return Comparison(seconds, made, error)
+            return Comparison(seconds, made, error, results=got, errors=errors)
         with step("timing"):
             ours, eager = take_turns(lambda: fast(*inputs), lambda: program(*inputs), rounds)
         with step("measuring eager's memory"):
             peak = peak_of_results(lambda: program(*inputs))
     results = sum(x.nbytes for x in pytree.tree_leaves(expected) if _is_tensor(x))
-    return Comparison(seconds, made, error, ours, eager, peak, results)
+    return Comparison(seconds, made, error, ours, eager, peak, results, got, errors)
 
 
 # ---- right
@@ -128,6 +132,13 @@ def check(
         elif x != y:
             return Error(math.inf, 0, 0, f"{x!r} where eager gives {y!r}")
     return worst
+
+
+def tensor_errors(ours: Any, eager: Any, reference: Any) -> Iterator[Error]:
+    """Of each tensor among the results."""
+    found = [[t for t in pytree.tree_leaves(x) if _is_tensor(t)] for x in (ours, eager, reference)]
+    for x, y, z in zip(*found):
+        yield _tensor_error(x, y, z, EAGER_FACTOR, ULPS)
 
 
 def _tensor_error(

@@ -4,23 +4,18 @@ eager."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter
 from typing import Any
-
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid, MissingExtra
 from tilewright.driver.api import torch_side
 from tilewright.driver.looking.explain import bytes_text
+from tilewright.driver.looking.shown import Shown
+from tilewright.driver.looking.tables import new_table
 
 _COMPARE = "tilewright.driver.looking.compare"
 ROUNDS = 11
@@ -88,30 +83,28 @@ def _picked(torch: Any, inner: Any, argument: str, result: str) -> Any:
     return Picked().eval()
 
 
-def demo(name: str = DEFAULT, rounds: int = ROUNDS, console: Console | None = None) -> bool:
+def demo(name: str = DEFAULT, rounds: int = ROUNDS, out: Shown | None = None) -> bool:
     """Show what compiling brings for a real model; False where the result is not right."""
-    console = console or Console()
+    out = out or Shown()
     if name not in MODELS:
         raise Invalid(f"there is no demo model {name!r}", hint=f"known are {', '.join(MODELS)}")
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise MissingExtra("demo", f"tilewright demo ({package})")
     chosen = MODELS[name]
-    console.print(f"[bold]{chosen.about}[/], random weights, float32, inference")
+    out.say(f"{chosen.about}, random weights, float32, inference", style="bold")
     torch, hf, compare = torch_side("torch", "demo"), *_late()
     torch.manual_seed(0)
-    with shown(console, "building the model"):
+    with out.step("building the model"):
         module, inputs = chosen.build(torch, hf)
     # Cold means cold: nothing that an earlier run left behind is used.
     with (
         tempfile.TemporaryDirectory(prefix="tilewright-demo-") as empty,
         knobs.cache_dir.override(Path(empty)),
     ):
-        step = lambda text: shown(console, text)  # noqa: E731
-        found = compare.compare(module, inputs, strict=True, rounds=rounds, step=step)
-    console.print()
-    console.print(comparison_table(found))
-    console.print(verdict(found))
+        found = compare.compare(module, inputs, strict=True, rounds=rounds, step=out.step)
+    out.put(model=name, about=chosen.about)
+    _show(found, out)
     return found.error.right
 
 
@@ -119,48 +112,52 @@ def _late() -> tuple[Any, Any]:
     return torch_side("transformers", "demo"), torch_side(_COMPARE, "demo")
 
 
-@contextmanager
-def shown(console: Console, text: str) -> Iterator[None]:
-    """A line for something that takes a while: a spinner while it runs, its time afterwards."""
-    began = perf_counter()
-    columns = SpinnerColumn(), TextColumn("{task.description} …"), TimeElapsedColumn()
-    # Lines that are drawn again and again belong on terminals only.
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
-        p.add_task(text)
-        yield
-    console.print(f"  {text:<28}{perf_counter() - began:8.1f} s", highlight=False)
-
-
-def comparison_table(c: Any) -> Table:
-    """What `torch_compare.compare` found."""
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for name, side in (("", "left"), ("eager", "right"), ("tilewright", "right")):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]
+def _show(c: Any, out: Shown) -> None:
+    """What `compare.compare` found."""
     programs = c.explanation.programs
-    parts = f"{c.own_seconds:.1f} s without capture"
-    table.add_row("cold compile", "", f"{c.compile_seconds:.1f} s ({parts})")
-    table.add_row("time per call", milliseconds(c.eager), milliseconds(c.ours))
-    table.add_row("speedup", "1.00×", f"{c.speedup:.2f}×")
     arena = sum(p.arena if isinstance(p.arena, int) else 0 for p in programs)
-    table.add_row("memory of a call", bytes_text(c.eager_peak), bytes_text(arena + c.result_bytes))
-    table.add_row(
-        "folded and packed weights", "", bytes_text(sum(p.folded_bytes for p in programs))
-    )
-    table.add_row("largest error", f"{c.error.eager:.2e}", f"{c.error.ours:.2e}")
     once, calls = sum(p.once for p in programs), sum(p.calls for p in programs)
-    distinct = len(c.explanation.kernels) - once
-    table.add_row("kernels", "", f"{distinct} distinct, {calls} calls per run")
-    table.add_row("kernels that pack weights, once", "", str(once))
-    table.add_row("fallbacks to eager", "", str(len(c.explanation.fallbacks)))
-    return table
+    distinct, folded = len(c.explanation.kernels) - once, sum(p.folded_bytes for p in programs)
+    memory, fallbacks = arena + c.result_bytes, len(c.explanation.fallbacks)
+    out.put(
+        compile_seconds=c.compile_seconds,
+        compile_seconds_without_capture=c.own_seconds,
+        seconds={"eager": c.eager, "tilewright": c.ours},
+        speedup=c.speedup,
+        bytes={"eager": c.eager_peak, "tilewright": memory, "folded_weights": folded},
+        error={"eager": c.error.eager, "tilewright": c.error.ours},
+        kernels={"distinct": distinct, "calls": calls, "once": once},
+        fallbacks=fallbacks,
+        right=c.error.right,
+    )
+    whole = f"{c.compile_seconds:.1f} s ({c.own_seconds:.1f} s without capture)"
+    rows = [
+        ("cold compile", "", whole),
+        ("time per call", milliseconds(c.eager), milliseconds(c.ours)),
+        ("speedup", "1.00×", f"{c.speedup:.2f}×"),
+        ("memory of a call", bytes_text(c.eager_peak), bytes_text(memory)),
+        ("folded and packed weights", "", bytes_text(folded)),
+        ("largest error", f"{c.error.eager:.2e}", f"{c.error.ours:.2e}"),
+        ("kernels", "", f"{distinct} distinct, {calls} calls per run"),
+        ("kernels that pack weights, once", "", str(once)),
+        ("fallbacks to eager", "", str(fallbacks)),
+    ]
+    table = new_table("", "eager", "tilewright")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    out.text("")
+    out.draw(table)
+    verdict(c.error, out)
 
 
-def verdict(c: Any) -> Text:
+def verdict(error: Any, out: Shown) -> None:
     """Right or wrong, in one line."""
-    if c.error.right:
-        text = "right: the error against float64 is at most twice eager's own + 4 ulp"
-        return Text(text, style="green")
-    return Text(f"wrong: {c.error.problem}", style="bold red")
+    if error.right:
+        out.say("right: the error against float64 is at most twice eager's own + 4 ulp", "green")
+    else:
+        out.say(f"wrong: {error.problem}", "bold red")
 
 
 def milliseconds(seconds: float) -> str:

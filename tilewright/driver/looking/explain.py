@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count as count_from
 from typing import Any, overload
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -164,6 +165,37 @@ class Explanation:
             raise Invalid(f"there is no kernel {k}; kernels are 0 to {len(self.kernels) - 1}")
         return self.kernels[k]
 
+    # ---- as data
+
+    def facts(self) -> dict[str, Any]:
+        """What the tables say, for programs."""
+        numbers = count_from(0)
+        return {
+            "programs": [
+                {
+                    "name": p.name,
+                    "operators": p.operators,
+                    "clusters": p.clusters,
+                    "dims": list(p.dims),
+                    "target": p.target.name if p.target is not None else None,
+                    "seconds": p.phases,
+                    "arena_bytes": p.arena,
+                    "folded_bytes": p.folded_bytes,
+                    "calls": p.calls,
+                    "kernels": [_kernel_facts(next(numbers), k, p) for k in p.kernels],
+                    "passes": [
+                        {"pass": r.text, "before": r.before, "after": r.after, "new": r.changed}
+                        for r in p.passes
+                    ],
+                    "not_fused": Counter(r.criterion for r in p.refusals),
+                }
+                for p in self.programs
+            ],
+            "events": [
+                {"kind": e.kind, "message": e.message, "where": e.where} for e in self.events
+            ],
+        }
+
     # ---- as tables
 
     def __str__(self) -> str:
@@ -260,6 +292,20 @@ def operators(graph: Graph) -> int:
     """Operators as the user wrote them: inputs, constants and items do not count."""
     plain: tuple[type[Op], ...] = (Input, Constant, Item)
     return sum(1 for n in graph.nodes() if not isinstance(n.op, plain))
+
+
+def _kernel_facts(number: int, k: KernelInfo, of: ProgramReport) -> dict[str, Any]:
+    return {
+        "number": number,
+        "name": k.name,
+        "calls": k.calls,
+        "once": k in of.kernels[: of.once],
+        "seconds": k.seconds,
+        "cached": k.cached,
+        "places": list(k.places),
+        "trace": k.trace,
+        "considered": of.considered.get(k.symbol, ""),
+    }
 
 
 # ---- tables

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from rich.console import Console
-
 from tilewright.base import knobs
 from tilewright.base.cache import code_version
 from tilewright.base.errors import Invalid
 from tilewright.base.machine import usable_cores
-from tilewright.driver.looking.demo import shown
-from tilewright.driver.looking.tables import count, new_table, rendered
+from tilewright.driver.looking.shown import Shown
+from tilewright.driver.looking.tables import count
 from tilewright.ir.target import Target
 from tilewright.runtime import pool
 from tilewright.tune.measuring.measurer import Measurer
@@ -42,7 +40,7 @@ class Means:
 
 @contextmanager
 def means(
-    address: str | None, target: Target, console: Console, wanted: str | None = None
+    address: str | None, target: Target, out: Shown, wanted: str | None = None
 ) -> Iterator[Means]:
     """This machine, or the fleet at an address: its machines of a target, which is the one that is
     wanted, by its name or the beginning of its key, or else the given one if there are such."""
@@ -51,17 +49,14 @@ def means(
             yield Means(measuring)
         return
 
-    def tell(said: str) -> None:
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
-
-    with connected(address, console) as fleet, ExitStack() as stack:
-        with shown(console, "starting workers"):
+    with connected(address, out) as fleet, ExitStack() as stack:
+        with out.step("starting workers"):
             there = [Target.parse(t) for w in fleet.find(()) for t in w.facts.targets]
             target = chosen_target(there, target, wanted)
-            workers = import_module(_POOL).Pool(target, fleet.find, knobs.threads.get(), tell)
+            workers = import_module(_POOL).Pool(target, fleet.find, knobs.threads.get(), out.say)
         lanes = max(workers.count, min(LANES * workers.count, usable_cores()))
         who = f"{count(workers.count, 'worker')} with {count(workers.threads, 'thread')} each"
-        tell(f"{who}; {lanes} kernels at a time")
+        out.say(f"{who}; {lanes} kernels at a time")
         shop = import_module(_SHOP).Shop(lanes)
         measuring = stack.enter_context(
             closing(import_module(_MEASURING).FleetMeasuring(workers, shop))
@@ -70,11 +65,11 @@ def means(
 
 
 @contextmanager
-def connected(address: str, console: Console) -> Iterator[Any]:
+def connected(address: str, out: Shown) -> Iterator[Any]:
     """A fleet that this process is connected to."""
     on_ray = import_module(_ON_RAY)
     with ExitStack() as stack:
-        with shown(console, "connecting to the fleet"):
+        with out.step("connecting to the fleet"):
             threads = local_threads(on_ray.nodes_asked(address) or 1)
             fleet = stack.enter_context(on_ray.connected(address, threads))
         yield fleet
@@ -104,25 +99,27 @@ def chosen_target(there: Sequence[Target], usual: Target, wanted: str | None) ->
     raise Invalid(what, hint=f"say --target NAME or the beginning of a key; there are: {listed}")
 
 
-def show(address: str, console: Console) -> int:
+def show(address: str, out: Shown) -> int:
     """A table of the workers of a fleet."""
-    with connected(address, console) as fleet:
+    with connected(address, out) as fleet:
         workers = fleet.find(())
         if not workers:
             hint = "start one on each machine with `ray start --address=…`"
             raise Invalid(f"the fleet at {address} has no workers", hint=hint)
-        table = new_table("machine", "target", "threads", "state", "races")
-        for w in workers:
-            if w.facts.problem:
-                table.add_row(w.name, "–", "–", w.facts.problem, "–")
-                continue
-            names = ", ".join(
-                f"{t.name} {t.machine_key()}" for t in map(Target.parse, w.facts.targets)
-            )
-            status = w.status()
-            state = "free" if status.racing is None else f"in a race for {status.racing:.0f} s"
-            if w.facts.version != code_version():
-                state = f"of another version of tilewright ({w.facts.version})"
-            table.add_row(w.name, names, str(w.facts.threads), state, str(status.races))
-    print(rendered(table))
+        rows = [_row(w) for w in workers]
+    names = ("machine", "target", "threads", "state", "races")
+    out.table("workers", rows, {name: name for name in names})
     return 0
+
+
+def _row(w: Any) -> dict[str, Any]:
+    if w.facts.problem:
+        bad = {"target": "–", "threads": "–", "state": w.facts.problem, "races": "–"}
+        return {"machine": w.name, **bad}
+    names = ", ".join(f"{t.name} {t.machine_key()}" for t in map(Target.parse, w.facts.targets))
+    status = w.status()
+    state = "free" if status.racing is None else f"in a race for {status.racing:.0f} s"
+    if w.facts.version != code_version():
+        state = f"of another version of tilewright ({w.facts.version})"
+    threads, races = w.facts.threads, status.races
+    return {"machine": w.name, "target": names, "threads": threads, "state": state, "races": races}

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tilewright.base.errors import Invalid
-from tilewright.driver.looking.tables import new_table, rendered
+from tilewright.driver.looking.shown import Column, Shown
 from tilewright.superopt.enumerate import Level, enumerated
 from tilewright.superopt.joining import joining
 from tilewright.superopt.mine import Mined, Mining, Reduced
@@ -44,23 +44,33 @@ class Asked:
         return {"vocabulary": self.vocabulary, "operators": self.operators, "seed": self.seed}
 
 
+_LEVEL = ("operators", "candidates", "new", "equalities", "seconds")
+_COLUMNS: dict[str, Column] = {
+    "operators": "operators",
+    "candidates": lambda r: f"{r['candidates']:,}",
+    "new values": lambda r: f"{r['new']:,}",
+    "equalities": lambda r: f"{r['equalities']:,}",
+    "seconds so far": lambda r: f"{r['seconds']:.1f}",
+}
+
+
 class _Ended(Exception):
     """The budget is used up."""
 
 
-def show(asked: Asked, count: bool, console: Console) -> int:
+def show(asked: Asked, count: bool, out: Shown) -> int:
     """Mine a vocabulary, show what was found, write the rules. With `count` nothing is proved."""
     vocabulary = _named(asked.vocabulary)
     if asked.out is not None and not asked.out.resolve().parent.is_dir():
         raise Invalid(f"there is no folder for {asked.out}", hint="make it, or name another file")
     before = _before(asked)
-    table = new_table("operators", "candidates", "new values", "equalities", "seconds so far")
+    levels: list[dict[str, Any]] = []
     mined, mining, ended = None, None, None
-    with _Bar(console, asked) as bar:
+    with _Bar(out.progress, asked) as bar:
 
         def level(x: Level) -> None:
-            numbers = (x.operators, x.candidates, x.new, x.equalities)
-            table.add_row(*(f"{n:,}" for n in numbers), f"{bar.seconds:.1f}")
+            numbers = (x.operators, x.candidates, x.new, x.equalities, bar.seconds)
+            levels.append(dict(zip(_LEVEL, numbers, strict=True)))
             bar.level(x)
 
         bar.watch(PROGRAMS, asked.operators)
@@ -79,14 +89,15 @@ def show(asked: Asked, count: bool, console: Console) -> int:
         finally:
             bar.stop()
             if mining is not None and mined is None:
-                _keep(mining, asked, bar.where, console)
-    print(rendered(table))
+                _keep(mining, asked, bar.where, out)
+    out.table("levels", levels, _COLUMNS)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
-    console.print(f"seed {asked.seed}, at most {most:.2f} GiB", highlight=False)
+    out.put(seed=asked.seed, gibibytes=most, ended=ended)
+    out.say(f"seed {asked.seed}, at most {most:.2f} GiB")
     if ended is not None:
-        console.print(ended, markup=False, highlight=False)
+        out.say(ended)
     if mined is not None:
-        _report(mined, console)
+        _report(mined, out)
         if asked.out is not None:
             write(asked.out, mined.rules, **asked.header)
     return 0
@@ -103,30 +114,34 @@ def _before(asked: Asked) -> dict[Equality, Record]:
     return {equality(asked.out, k, r): r for k, r in all_}
 
 
-def _keep(mining: Mining, asked: Asked, where: str, console: Console) -> None:
+def _keep(mining: Mining, asked: Asked, where: str, out: Shown) -> None:
     """What was found by a command that was ended, or failed."""
     rules = mining.so_far
     if asked.out is None:
         for r in rules:
-            console.print(f"  {r.rule}", markup=False, highlight=False, soft_wrap=True)
+            out.say(f"  {r.rule}")
         return
     write(asked.out, rules, **asked.header, **{UNFINISHED: where})
-    console.print(
+    out.say(
         f"{len(rules)} equalities are in {asked.out}, proved once, and not yet without those that"
-        " follow from others; the same command goes on from there",
-        markup=False,
-        highlight=False,
+        " follow from others; the same command goes on from there"
     )
 
 
-def show_joining(name: str) -> int:
+def show_joining(name: str, out: Shown) -> int:
     """Every registered operator: does it join the vocabulary, or why not?"""
     vocabulary = _named(name)
-    table = new_table("operator", f"in {name}", "joins", "or why not")
-    for operator, why in joining(vocabulary).items():
-        own = "yes" if operator in vocabulary.tried else ""
-        table.add_row(operator, own, "" if why else "yes", why)
-    print(rendered(table))
+    rows = [
+        {"operator": operator, "own": operator in vocabulary.tried, "joins": not why, "why": why}
+        for operator, why in joining(vocabulary).items()
+    ]
+    columns: dict[str, Column] = {
+        "operator": "operator",
+        f"in {name}": lambda r: "yes" if r["own"] else "",
+        "joins": lambda r: "yes" if r["joins"] else "",
+        "or why not": "why",
+    }
+    out.table("operators", rows, columns)
     return 0
 
 
@@ -203,17 +218,25 @@ def _named(name: str) -> Vocabulary:
     return VOCABULARIES[name]
 
 
-def _report(mined: Mined, console: Console) -> None:
+def _report(mined: Mined, out: Shown) -> None:
     for text in mined.left_out:
-        console.print(f"left out: {text}", markup=False, highlight=False, soft_wrap=True)
+        out.say(f"left out: {text}")
     for r in mined.rules:
-        console.print(f"  {r.rule}", markup=False, highlight=False, soft_wrap=True)
+        out.say(f"  {r.rule}")
     for text in mined.refused:
-        console.print(f"refused: {text}", markup=False, highlight=False, soft_wrap=True)
-    console.print(
+        out.say(f"refused: {text}")
+    out.put(
+        rules=[str(r.rule) for r in mined.rules],
+        equalities=mined.equalities,
+        open=mined.open,
+        proved=mined.proved,
+        tried=mined.tried,
+        left_out=list(mined.left_out),
+        refused=list(mined.refused),
+    )
+    out.say(
         f"{mined.equalities:,} equalities: {mined.open:,} are not proved, the others follow from"
         f" {mined.proved:,} of them ({mined.tried:,} were tried), and these from"
         f" {len(mined.rules)} rules of any shapes, but for what gains nothing;"
-        f" {len(mined.left_out)} could not be treated and were left out",
-        highlight=False,
+        f" {len(mined.left_out)} could not be treated and were left out"
     )

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tilewright.base.events import Log, recording
 from tilewright.driver.looking.picture import around, picture
 from tilewright.driver.looking.rules import words
-from tilewright.driver.looking.tables import new_table, rendered
+from tilewright.driver.looking.shown import Column, Shown
 from tilewright.driver.program.compile import prepare
 from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.options import Options
@@ -90,25 +90,38 @@ def _found(graph: Graph, listed: Pipeline) -> Iterator[tuple[Found, int]]:
 # ---- text
 
 
-def show(found: Iterable[Searched], page: Path | None, console: Console) -> int:
+_COLUMNS: dict[str, Column] = {
+    "#": "#",
+    "rule": lambda r: f"{r['rule']}, {r['times']} times" if r["times"] > 1 else r["rule"],
+    "of": "of",
+    "what it says": "says",
+}
+
+
+def show(found: Iterable[Searched], page: Path | None, out: Shown) -> int:
     """Print what was found; write it as a page."""
-    found = list(found)
+    found, graphs = list(found), list[dict[str, Any]]()
     for s in found:
-        console.print(f"[bold]{s.name}[/]: {s.measured}", highlight=False)
+        out.say(f"{s.name}: {s.measured}", "bold")
         for said in s.limits:
-            console.print(said, highlight=False)
+            out.say(said)
+        pieces = []
         for f, times in s.better:
-            console.print(summary(f, times), highlight=False)
-            table = new_table("#", "rule", "of", "what it says")
-            for k, (rule, type_, count) in enumerate(applications(f), 1):
-                often = f"{rule}, {count} times" if count > 1 else rule
-                table.add_row(str(k), often, type_, statement(rule).replace("[", r"\["))
-            print(rendered(table))
+            out.say(summary(f, times))
+            rules = [
+                {"#": k, "rule": rule, "of": type_, "times": count, "says": statement(rule)}
+                for k, (rule, type_, count) in enumerate(applications(f), 1)
+            ]
+            out.table("", rules, _COLUMNS)
+            estimate = {"before": f.before, "after": f.after}
+            pieces.append({"times": times, "estimated_seconds": estimate, "rules": rules})
+        graphs.append({"name": s.name, "measured": str(s.measured), "pieces": pieces})
+    out.put(graphs=graphs)
     if not any(s.better for s in found):
-        console.print("no rule leads to a cheaper graph")
+        out.say("no rule leads to a cheaper graph")
     if page is not None:
         page.write_text(page_of(found))
-        console.print(f"a page with pictures and proofs is in {page}", soft_wrap=True)
+        out.say(f"a page with pictures and proofs is in {page}")
     return 0
 
 
@@ -203,11 +216,11 @@ def _rules_table(f: Found) -> str:
 
 
 @contextmanager
-def progress(console: Console, what: str, seconds: int) -> Iterator[None]:
+def progress(out: Shown, what: str, seconds: int) -> Iterator[None]:
     """A bar that fills as the budget is used, with what was heard last."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     ended = threading.Event()
-    with recording() as heard, Progress(*columns, console=console, transient=True) as bar:
+    with recording() as heard, Progress(*columns, console=out.progress, transient=True) as bar:
         task, began = bar.add_task(what, total=seconds), time.monotonic()
 
         def follow() -> None:

@@ -7,17 +7,16 @@ are judged whatever their records say.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from tilewright.base.errors import Invalid
-from tilewright.driver.looking.tables import new_table, rendered
+from tilewright.driver.looking.shown import Column, Shown
 from tilewright.ir.pattern import Rule
 from tilewright.ir.types import f64
 from tilewright.rewrites import all_rules
@@ -142,12 +141,12 @@ def words(rule: Rule | Equality) -> list[str]:
     return [] if found is None else list(derivation(*found, READING[rule.changes]))
 
 
-def show(asked: Asked, console: Console) -> int:
+def show(asked: Asked, out: Shown) -> int:
     """Prove rules and show them; 1 where one does not hold."""
     rules = chosen(asked)
     entries: list[dict[str, Any]] = []
     kept: list[Record] = []
-    with console.status("proving") as line:
+    with out.progress.status("proving") as line:
         for k, (name, rule) in enumerate(rules.items()):
             line.update(f"proving {name} ({k + 1} of {len(rules)})")
             if isinstance(rule, Rule):
@@ -159,11 +158,11 @@ def show(asked: Asked, console: Console) -> int:
                 kept.append(signed(record, name=name))
     if asked.json is not None:
         asked.json.write_text(json.dumps(entries, indent=1) + "\n")
-    print(rendered(_table(entries, asked.z3)))
+    out.table("rules", entries, _columns(asked.z3))
     if len(rules) == 1:
         for text in words(*rules.values()):
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-    console.print(summary(entries), highlight=False)
+            out.say(text)
+    out.say(summary(entries))
     wrong = any(e["status"] == FAILED for e in entries)
     if asked.write is not None:
         if wrong or len(kept) < len(entries):
@@ -177,19 +176,27 @@ def show(asked: Asked, console: Console) -> int:
     return 1 if wrong else 0
 
 
-def _table(entries: Iterable[dict[str, Any]], witnesses: bool) -> Table:
-    by = ["by"] if witnesses else []
-    table = new_table("rule", "what", "claim", "of", "known", *by, "seconds")
-    styles = {FAILED: "bold red", TESTED: "yellow", PROVED: "green"}
-    for e in entries:
-        known = f"[{styles[e['status']]}]{e['status']}[/]"
-        if e["status"] != PROVED:
-            known += f": {e['why'] if e['status'] == TESTED else e['detail']}"
-        what = e["rule"].replace("[", r"\[")
-        kinds = ", ".join(e["kinds"])
-        who = [", ".join(e["witnesses"])] if witnesses else []
-        table.add_row(e["name"], what, e["claim"], kinds, known, *who, f"{e['seconds']:.3f}")
-    return table
+_STYLES = {FAILED: "bold red", TESTED: "yellow", PROVED: "green"}
+
+
+def _known(e: Mapping[str, Any]) -> Text:
+    known = Text(e["status"], _STYLES[e["status"]])
+    if e["status"] != PROVED:
+        known.append(f": {e['why'] if e['status'] == TESTED else e['detail']}", "default")
+    return known
+
+
+def _columns(witnesses: bool) -> dict[str, Column]:
+    by: dict[str, Column] = {"by": lambda e: ", ".join(e["witnesses"])} if witnesses else {}
+    return {
+        "rule": "name",
+        "what": "rule",
+        "claim": "claim",
+        "of": lambda e: ", ".join(e["kinds"]),
+        "known": _known,
+        **by,
+        "seconds": lambda e: f"{e['seconds']:.3f}",
+    }
 
 
 def summary(entries: Sequence[dict[str, Any]]) -> str:

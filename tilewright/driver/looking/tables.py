@@ -6,12 +6,13 @@ import io
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from tilewright.ir.dim import Dim
+if TYPE_CHECKING:  # a command line starts without it
+    from tilewright.ir.dim import Dim
 
 PLAIN_WIDTH = 120  # of tables where there is no terminal
 _NUMBERS = {"#", "calls", "seconds", "count"}

@@ -3,14 +3,13 @@ and the one that is wrong with a small reproducer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 from tilewright.base.errors import Invalid
-from tilewright.driver.looking.tables import new_table, rendered, short_place
+from tilewright.driver.looking.shown import Column, Shown
+from tilewright.driver.looking.tables import short_place
 from tilewright.driver.program.arrays import run_arrays
 from tilewright.driver.program.graph_run import judge
 from tilewright.driver.program.options import Options
@@ -88,37 +87,40 @@ def validate_kernel(group: Group, trace: Trace, target: Target) -> Report:
 
 # ---- what is shown
 
+_COLUMNS: dict[str, Column] = {
+    "stage": "stage",
+    "name": "name",
+    "changed": "changed",
+    "judged": "how",
+    "bound": "bound",
+    "seconds": lambda r: f"{r['seconds']:.3f}",
+}
 
-def table(rows: Iterable[Row]) -> Table:
-    made = new_table("stage", "name", "changed", "judged", "bound", "seconds")
-    for r in rows:
-        made.add_row(r.stage, r.name, r.changed, r.how, r.bound, f"{r.seconds:.3f}")
-    return made
 
-
-def show(reports: Sequence[Report], out: Path | None, passes: str | None, console: Console) -> int:
+def show(reports: Sequence[Report], file: Path | None, passes: str | None, out: Shown) -> int:
     """Tables of all stages; 1 where one is wrong, which is named, with a reproducer."""
+    rows: list[dict[str, Any]] = []
     for r in reports:
+        found = [{"graph": r.graph, **vars(x)} for x in r.rows]
         if len(reports) > 1:
-            console.print(f"{r.graph}:", highlight=False)
-        if r.rows:
-            print(rendered(table(r.rows)))
+            out.say(f"{r.graph}:")
+        if found:
+            out.table("", found, _COLUMNS)
+        rows += found
     fault = next((r.fault for r in reports if r.fault is not None), None)
+    out.put(stages=rows, right=fault is None)
     if fault is None:
         return 0
-    console.print("[bold red]wrong:[/]", end=" ")
-    console.print(str(fault), markup=False, highlight=False, soft_wrap=True)
+    out.put(fault=str(fault), where=fault.where)
+    out.say(f"wrong: {fault}", "bold red")
     if fault.where:
-        console.print(f"  at {short_place(fault.where)}", markup=False, highlight=False)
+        out.say(f"  at {short_place(fault.where)}")
     if fault.reproducer:
-        file = out or Path(f"fault{fault.ending}")
+        file = file or Path(f"fault{fault.ending}")
         _write(file, fault.reproducer)
-        console.print(
-            f"  reproducer: {command(fault, file, passes)}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        again = command(fault, file, passes)
+        out.put(reproducer=again)
+        out.say(f"  reproducer: {again}")
     return 1
 
 

@@ -27,8 +27,8 @@ from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.graph.specialise import specialise
 from tilewright.ir import dim as D
-from tilewright.ir.node import topological
-from tilewright.ir.types import to_memory
+from tilewright.ir.node import Graph, topological
+from tilewright.ir.types import from_memory, to_memory
 from tilewright.runtime.program import Program
 
 OFFERED = 4096  # elements of an input whose value a call may offer as a constant
@@ -196,6 +196,15 @@ class Session:
         return [_argument(name, t) for name, t in self._outputs.items()]
 
     @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def values(self) -> Mapping[str, np.ndarray]:
+        """Inputs that are always the same."""
+        return self._values
+
+    @property
     def specialised(self) -> list[dict[str, Any]]:
         """Of each program so far, the values of inputs and the sizes that it was made for."""
         return [{**c.made.specialised, **c.made.sizes} for c in self._compiled]
@@ -248,6 +257,25 @@ class Session:
         if output_names is None:
             return results
         return [results[names.index(name)] for name in output_names]
+
+    def definition(
+        self, feeds: Mapping[str, Any]
+    ) -> tuple[Graph, list[np.ndarray], dict[str, int]]:
+        """What a call with these inputs, which was made before, computes: a graph with one result
+        for each output that is a tensor, its arguments (the weights first), and the sizes of its
+        symbolic dims."""
+        feeds = {**self._values, **feeds}
+        sizes = self._checked(feeds)
+        found = next(c for c in self._compiled if c.fits(feeds, sizes))
+        made, given = found.made, list[np.ndarray]()
+        for name, tree in made.inputs.items():
+            _collect(tree, feeds[name], given)
+        arguments = [from_memory(a, t.dtype) for a, t in zip(given, found.types, strict=True)]
+        places = [t.place for t in made.outputs.values() if isinstance(t, Leaf)]
+        outputs = tuple(made.graph.outputs[k] for k in places)
+        graph = Graph(made.graph.name, made.graph.inputs, outputs)
+        known = {self._symbols[symbol]: n for symbol, n in sizes.items()}
+        return graph, [*(w() for w in made.weights), *arguments], known
 
     def _compile_for(self, feeds: Mapping[str, Any], sizes: Mapping[str, int]) -> _Compiled:
         offered = {k: v for k, v in feeds.items() if k in self._values or _offers(v)}

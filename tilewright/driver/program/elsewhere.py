@@ -13,7 +13,7 @@ from typing import Any
 from tilewright.base.errors import Invalid, Unsupported, require
 from tilewright.base.events import Log
 from tilewright.driver.program.code import code_for
-from tilewright.driver.program.compile import Builder, is_weight, label, split
+from tilewright.driver.program.compile import Builder, Parts, is_weight, label, split
 from tilewright.driver.program.compilers import Compilers
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.phases import Phases
@@ -71,6 +71,24 @@ def built_elsewhere(
     read as they are (`kept`) stay inputs.
     """
     options, log = options or Options(), log if log is not None else Log()
+    data, parts = _calls(graph, target, options, log)
+    if parts.prologue is None:
+        return data
+    before = _built(parts.prologue, host(), options, Default(), log)
+    data = replace(data, weights=parts.weights, recipes=recipes_of(parts.prologue))
+    given = _given([graph.inputs[k] for k in parts.weights], values or {})
+    return with_derived(data, Program(before), [x.ctypes.data for x in given])
+
+
+def code_elsewhere(
+    graph: Graph, target: Target, options: Options | None = None, log: Log | None = None
+) -> ProgramData:
+    """The same without weights: what calls run, to be looked at."""
+    return _calls(graph, target, options or Options(), log if log is not None else Log())[0]
+
+
+def _calls(graph: Graph, target: Target, options: Options, log: Log) -> tuple[ProgramData, Parts]:
+    """What every call runs, and the parts of the graph."""
     require(target.grid is None, f"{target.name} is a GPU: programs are built where one is")
     require(not options.profile, "a program for another machine is not profiled here")
     parts = split(graph, options, target, log)
@@ -83,13 +101,7 @@ def built_elsewhere(
     data = _built(parts.main, target, options, by, log, graph.inputs)
     read = set(parts.main.inputs)
     kept = tuple(k for k, n in enumerate(graph.inputs) if n in read and is_weight(n))
-    data = replace(data, kept=kept, images=_whole(data, log))
-    if parts.prologue is None:
-        return data
-    before = _built(parts.prologue, host(), options, Default(), log)
-    data = replace(data, weights=parts.weights, recipes=recipes_of(parts.prologue))
-    given = _given([graph.inputs[k] for k in parts.weights], values or {})
-    return with_derived(data, Program(before), [x.ctypes.data for x in given])
+    return replace(data, kept=kept, images=_whole(data, log)), parts
 
 
 def _built(

@@ -57,10 +57,11 @@ def write(saved: SavedProgram, path: str | Path, weights: str) -> None:
     path = Path(path)
     if weights not in BESIDE:
         raise Invalid(f"weights={weights!r}", hint=f"one of {', '.join(map(repr, BESIDE))}")
-    write_program(saved, path, _version(), f"{path.name}.weights" if weights == "beside" else None)
+    write_program(saved, path, own_version(), f"{path.name}.weights" if weights == "beside" else None)
 
 
-def _version() -> str:
+def own_version() -> str:
+    """The version that is installed."""
     try:
         return version("tilewright")
     except PackageNotFoundError:  # run from a checkout

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tilewright.base.errors import MissingExtra
@@ -27,6 +28,9 @@ scores_inputs = (torch.randn(4, 8), torch.randn(8, 5))
 layer = torch.nn.Linear(8, 3)
 inputs = lambda: [torch.randn(2, 8)]
 number = 3
+
+def both(x):
+    return x, {"more": x + 1}
 
 def unlucky(x):
     raise RuntimeError("unlucky")
@@ -79,6 +83,57 @@ def test_run(capsys: pytest.CaptureFixture[str], program: Path) -> None:
     assert "right" in out and "wrong" not in out
 
 
+def test_results_for_programs_and_in_files(
+    capsys: pytest.CaptureFixture[str], program: Path, tmp_path: Path
+) -> None:
+    """JSON has what the table has, and nothing else is on standard output."""
+    x, file = np.ones((2, 8), np.float32), tmp_path / "x.npy"
+    np.save(file, x)
+    result = tmp_path / "y.npy"
+    given = (f"{program}:layer", "-i", f"input=@{file}", "-o", result, "--json")
+    status, out, err = call(capsys, "run", *given)
+    assert status == 0, err
+    (found,) = json.loads(out)["results"]
+    y = np.load(result)
+    assert (found["dtype"], found["shape"], found["right"]) == ("f32", [2, 3], True)
+    assert found["min"] == pytest.approx(y.min()) and found["mean"] == pytest.approx(y.mean())
+    assert (y[0] == y[1]).all() and "compiling" in err
+    given = (f"{program}:both", "-i", "f32[3]", "--no-check")
+    status, out, err = call(capsys, "run", *given, "--output", tmp_path / "y.npz")
+    assert status == 0 and "not checked" in out
+    assert set(np.load(tmp_path / "y.npz")) == {"0", "1_more"}
+    status, _, err = call(capsys, "run", *given, "--output", result)
+    assert status == 2 and "one result, and there are 2" in err
+
+
+def test_facts_of_every_kind(capsys: pytest.CaptureFixture[str], graph: Path) -> None:
+    """What tables show is there as data."""
+    for command, key in (
+        (["compile", graph], "programs"),
+        (["compile", graph, "--target", "riscv64"], "programs"),
+        (["explain", graph], "programs"),
+        (["explain", graph, "--kernel", 0, "--form", "nest"], "nest"),
+        (["validate", graph], "stages"),
+        (["bisect", graph], "right"),
+        (["prove", "add-0", "--json"], "rules"),
+        (["passes"], "list"),
+        (["cache"], "kinds"),
+        (["mine", "matrices", "--joining"], "operators"),
+    ):
+        status, out, err = call(capsys, *command, *([] if "prove" in command else ["--json"]))
+        assert status == 0, err
+        found = json.loads(out)
+        assert found[key] and found["status"] == 0, command
+
+
+def test_wrong_results_are_told(
+    capsys: pytest.CaptureFixture[str], program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_compare, "EAGER_FACTOR", -1e9)
+    status, out, _ = call(capsys, "run", f"{program}:scores")
+    assert status == 1 and "wrong: result: error" in out
+
+
 def test_inputs_by_type(capsys: pytest.CaptureFixture[str], program: Path) -> None:
     status, out, err = call(capsys, "run", f"{program}:scores", "-i", "f32[2,3]", "-i", "f32[3,7]")
     assert status == 0, err
@@ -122,37 +177,50 @@ def test_demo_without_a_compiler(
     assert not any(shutil.which(name) for name in ("gcc", "cc", "clang", "ld"))
     status, out, err = call(capsys, "demo", "tiny", "--rounds", 1)
     assert status == 0, err
-    assert "compiling" in out, "it says what it is doing"
+    assert "compiling" in err and "compiling" not in out, "it says what it is doing"
     for row in ("cold compile", "time per call", "speedup", "memory", "kernels", "fallbacks"):
         assert row in out
     assert "right: " in out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "code", "says"),
     [
-        (["run", "missing.py:f"], "there is no file missing.py"),
-        (["run", "{program}"], "which function or module"),
-        (["run", "{program}:nothing"], "has no nothing"),
-        (["run", "{program}:number"], "cannot be called"),
-        (["run", "{program}:Fragile"], "raised RuntimeError: fragile"),
-        (["run", "{program}:unlucky"], "unlucky"),
-        (["run", "{program}:layer", "-i", "f32"], "does not say an input"),
-        (["run", "{program}:layer", "-i", "f99[3]"], "does not say an input"),
-        (["run", "{program}:layer", "-i", "f32[2,9]"], "shapes cannot be multiplied"),
-        (["explain", "{program}:layer", "--kernel", "99"], "there is no kernel 99"),
-        (["rules", "no-such-rule"], "no rule is called no-such-rule"),
-        (["demo", "nothing"], "there is no demo model 'nothing'"),
+        (["run", "missing.py:f"], 2, "there is no file missing.py"),
+        (["run", "missing"], 2, "missing names no model: there is no such file"),
+        (["run", "{program}"], 2, "which function or module"),
+        (["run", "{program}:nothing"], 2, "has no nothing"),
+        (["run", "{program}:number"], 2, "cannot be called"),
+        (["run", "{program}:Fragile"], 1, "raised RuntimeError: fragile"),
+        (["run", "{program}:unlucky"], 1, 'in unlucky\n    raise RuntimeError("unlucky")\n'),
+        (["run", "{program}:layer", "-i", "f32"], 2, "does not say an input"),
+        (["run", "{program}:layer", "-i", "f99[3]"], 2, "does not say an input"),
+        (["run", "{program}:layer", "-i", "f32[2,9]"], 1, "shapes cannot be multiplied"),
+        (["run", "{program}:layer", "-i", "y=f32[2,8]"], 2, "its inputs are input"),
+        (["run", "{program}:layer", "-i", "@none.npy"], 2, "there is no file none.npy"),
+        (["run", "{program}:layer", "-o", "result.txt"], 2, "neither .npy nor .npz"),
+        (["compile", "{program}:layer", "--target", "cuda:90"], 2, "is a GPU"),
+        (["explain", "{program}:layer", "--kernel", "99"], 2, "there is no kernel 99"),
+        (["rules", "no-such-rule"], 2, "no rule is called no-such-rule"),
+        (["demo", "nothing"], 2, "there is no demo model 'nothing'"),
     ],
 )
 def test_bad_input_gets_a_sentence(
-    capsys: pytest.CaptureFixture[str], program: Path, arguments: list[str], says: str
+    capsys: pytest.CaptureFixture[str], program: Path, arguments: list[str], code: int, says: str
 ) -> None:
     given = [a.replace("{program}", str(program)) for a in arguments]
-    status, _, err = call(capsys, *given)
-    assert status == 2
-    assert err.startswith("error: ") and says in err
-    assert "Traceback" not in err
+    status, out, err = call(capsys, *given)
+    assert status == code and not out
+    said = err[err.index("error: ") :]  # after what was done before
+    assert says in said and "Traceback" not in said
+    assert "site-packages" not in said and "tilewright/driver" not in said
+
+
+def test_errors_as_json(capsys: pytest.CaptureFixture[str], program: Path) -> None:
+    status, out, err = call(capsys, "run", f"{program}:nothing", "--json")
+    said = json.loads(out)
+    assert status == said["status"] == 2 and "has no nothing" in said["error"]
+    assert "scores" in said["hint"] and err.startswith("error: ")
 
 
 def test_a_broken_graph_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -188,11 +256,12 @@ def test_missing_extras(
 
 
 def test_unknown_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["fly"], ["demo", "--fly"]):
+    for arguments in ([], ["explian"], ["demo", "--fly"], ["tune", "train"]):
         with pytest.raises(SystemExit) as stopped:
             cli.main(arguments)
         assert stopped.value.code == 2
-    assert "usage: tilewright" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "usage: tilewright" in said and "did you mean explain?" in said
 
 
 def test_bench_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,406 @@
+"""Packages, called through the C header: right at every size, and refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import tilewright as tw
+from tests.export.harness import (
+    STRICT,
+    Failed,
+    Package,
+    built,
+    called,
+    caller,
+    judge,
+    written,
+)
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.driver.export.sentences import SENTENCES
+
+CODES = {k: name for k, name in enumerate(SENTENCES, 1)}
+
+
+class Net(nn.Module):
+    """A product large enough for threads, a norm, indices that are checked, results by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(24, 320), nn.BatchNorm1d(320)
+        self.last, self.table = nn.Linear(320, 8), nn.Embedding(10, 8)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.last(self.norm(self.first(x)).relu())
+        return {"y": y, "z": self.table(ids).sum(1) + y[:1]}
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(torch.softmax(q @ k.transpose(1, 2) / 4, -1) @ v) + x
+
+
+BATCH = Dim("batch", min=1, max=128)
+
+
+def inputs_of(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(batch)
+    return torch.randn(batch, 24), torch.randint(0, 10, (2, 3))
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture(scope="module")
+def folder(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The net as a folder, with two levels; and as a file beside it."""
+    path = tmp_path_factory.mktemp("packages") / "net"
+    dynamic = {"x": {0: BATCH}, "ids": None}
+    for target, to in ((["arm64", "host", "x86-64"], path), ("host", path.with_suffix(".twp"))):
+        tw.export(net, *inputs_of(5), path=to, target=target, dynamic=dynamic)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["", ".twp"])
+def test_one_package_at_many_sizes(net: Net, folder: Path, suffix: str) -> None:
+    package = Package(folder.with_suffix(suffix), flags=1)
+    assert package.inputs == [("x", "f32", ["batch", "24"]), ("ids", "i64", ["2", "3"])]
+    assert package.outputs == [("y", "f32", ["batch", "8"]), ("z", "f32", ["2", "8"])]
+    assert package.level == "host"
+    for batch in (1, 2, 7, 33, 128):
+        given = inputs_of(batch)
+        judge(net, given, package(*(x.numpy() for x in given)))
+    package.close()
+
+
+def test_batch_and_length(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Attention().eval()
+    dynamic = {"x": {0: Dim("batch", max=64), 1: Dim("length", min=2, max=512)}}
+    tw.export(model, torch.randn(2, 9, 16), path=tmp_path / "a.twp", dynamic=dynamic)
+    package = Package(tmp_path / "a.twp")
+    for batch, length in ((1, 2), (3, 17), (2, 64), (1, 128), (5, 333)):
+        x = torch.randn(batch, length, 16)
+        judge(model, [x], package(x.numpy()))
+    package.close()
+
+
+ZEROS = (np.zeros((3, 24), np.float32), np.zeros((2, 3), np.int64))
+CALLS: dict[str, tuple[list[np.ndarray], str]] = {
+    "INPUTS": ([ZEROS[0]], "the package has 2 inputs, and 1 were given"),
+    "DTYPE": ([ZEROS[0].astype(np.float64), ZEROS[1]], "x is of dtype f32, and f64 was given"),
+    "SHAPE": (
+        [np.zeros((3, 25), np.float32), ZEROS[1]],
+        "x has the shape [batch, 24], and [3, 25] was given",
+    ),
+    "BOUNDS": (
+        [np.zeros((129, 24), np.float32), ZEROS[1]],
+        "the dim batch is 129, and the package is for 1 to 128",
+    ),
+    "CHECK": ([ZEROS[0], ZEROS[1] + 10], "index out of range in self"),
+}
+
+
+def test_calls_that_do_not_fit(folder: Path) -> None:
+    package = Package(folder)
+    for name, (arrays, text) in CALLS.items():
+        with pytest.raises(Failed) as caught:
+            package(*arrays)
+        assert (CODES[caught.value.code], str(caught.value)) == (name, text)
+    with pytest.raises(Failed, match=r"x has the shape \[batch, 24\], and \[3\] was given"):
+        package(ZEROS[0][:, 0], ZEROS[1])
+    assert package(*ZEROS)[0].shape == (3, 8)
+    package.close()
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    def edit(path: Path) -> None:
+        manifest = json.loads((path / "manifest.json").read_text())
+        change(manifest)
+        (path / "manifest.json").write_text(json.dumps(manifest))
+
+    return edit
+
+
+def flipped(name: str) -> Callable[[Path], object]:
+    def edit(path: Path) -> None:
+        raw = bytearray((path / name).read_bytes())
+        raw[len(raw) // 2] ^= 1
+        (path / name).write_bytes(raw)
+
+    return edit
+
+
+def cut(name: str) -> Callable[[Path], object]:
+    return lambda path: os.truncate(path / name, (path / name).stat().st_size - 1)
+
+
+def only(architecture: str) -> Callable[[dict[str, Any]], object]:
+    def change(m: dict[str, Any]) -> None:
+        m["levels"] = [x for x in m["levels"] if x["architecture"] == architecture]
+
+    return change
+
+
+def with_text(text: str) -> Callable[[Path], object]:
+    return lambda path: (path / "manifest.json").write_text(text)
+
+
+def lacking(m: dict[str, Any]) -> None:
+    for level in m["levels"]:
+        level["features"] = {"warp drive": "hwcap:63 cpuid:7:0:ecx:31"}
+
+
+def pointing(m: dict[str, Any]) -> None:
+    for level in m["levels"]:
+        level["file"] = "../net/code/host.so"
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "code is altered": (flipped("code/host.so"), "ALTERED", "code/host.so is not the file that"),
+    "code is cut": (cut("code/host.so"), "SIZE", "the file is truncated or another one"),
+    "weights are cut": (cut("weights.bin"), "SIZE", "weights.bin has"),
+    "weights are altered": (flipped("weights.bin"), "ALTERED", "weights.bin is not the file"),
+    "weights are gone": (lambda p: (p / "weights.bin").unlink(), "FILE", "No such file"),
+    "another machine": (edited(only("strange")), "PACKAGE", "its manifest lacks levels"),
+    "a feature": (edited(lacking), "FEATURE", "needs warp drive, which this processor lacks"),
+    "a path outside": (edited(pointing), "OUTSIDE", "outside of the package"),
+    "a newer format": (edited(lambda m: m.update(format=2)), "FORMAT", "of format 2, and this"),
+    "no JSON": (with_text('{"format": 1, '), "PACKAGE", "its manifest is not JSON: a key is missing"),
+    "text behind": (with_text("{} x"), "PACKAGE", "not one JSON object"),
+    "nested deeply": (with_text("[" * 1000), "PACKAGE", "nested too deeply"),
+    "no inputs": (edited(lambda m: m.pop("inputs")), "PACKAGE", "lacks inputs"),
+    "a strange dtype": (
+        edited(lambda m: m["inputs"][0].update(dtype="f31")),
+        "PACKAGE",
+        "a dtype is unknown",
+    ),
+    "a dim of no input": (
+        edited(lambda m: m["dims"].update(other=[1, 2])),
+        "PACKAGE",
+        "no input has an axis of some dim's size",
+    ),
+    "a link": (
+        lambda p: ((p / "code/host.so").rename(p / "x"), (p / "code/host.so").symlink_to("../x")),
+        "FILE",
+        "code/host.so cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_damaged_packages(folder: Path, tmp_path: Path, case: str) -> None:
+    """Each is refused with its sentence, before anything of it is mapped executable."""
+    damage, name, words = BROKEN[case]
+    path = tmp_path / "net"
+    shutil.copytree(folder, path)
+    damage(path)
+    before = _mapped()
+    with pytest.raises(Failed, match=".*") as caught:
+        Package(path, flags=1)
+    assert CODES[caught.value.code] == name and words in str(caught.value)
+    assert _mapped() == before
+
+
+def _mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:tilewright")
+
+
+def test_code_of_other_machines_only(net: Net, tmp_path: Path) -> None:
+    here = os.uname().machine
+    other, arch = ("x86-64", "x86_64") if here == "aarch64" else ("arm64", "aarch64")
+    tw.export(net, *inputs_of(5), path=tmp_path / "p", target=other)
+    with pytest.raises(Failed, match=f"has code for {arch}, and this machine is {here}"):
+        Package(tmp_path / "p")
+
+
+def test_the_best_level_that_the_processor_has(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "net")
+    edited(lambda m: m["levels"][0]["features"].update(more="hwcap:63 xcr0:1"))(tmp_path / "net")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    here = [x["target"] for x in manifest["levels"] if x["architecture"] == os.uname().machine]
+    assert here[0] == "host"
+    if len(here) == 1:
+        pytest.skip("the test has one level for this machine")
+    package = Package(tmp_path / "net")
+    assert package.level == here[1]
+    package.close()
+
+
+def test_a_program_with_libc_only(net: Net, folder: Path, tmp_path: Path) -> None:
+    given = inputs_of(33)
+    files = written([x.numpy() for x in given], tmp_path)
+    maps = called("maps", folder.with_suffix(".twp"), tmp_path / "out", 0, *files)
+    judge(net, given, results(tmp_path / "out", 33))
+    mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split()) > 5}
+    names = {Path(x.removesuffix(" (deleted)")).name for x in mapped if not x.startswith("[")}
+    other = {n for n in names if not n.startswith(("ld-", "libc.", "libdl.", "libpthread."))}
+    assert other == {"caller", "memfd:tilewright", "net.twp"}
+
+
+def results(path: Path, batch: int) -> list[np.ndarray]:
+    raw = np.fromfile(path, np.float32)
+    return [raw[: 8 * batch].reshape(batch, 8), raw[8 * batch :].reshape(2, 8)]
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
+def test_loads_and_unloads_leave_nothing(folder: Path, tmp_path: Path, count: int) -> None:
+    files = written([x.numpy() for x in inputs_of(64)], tmp_path)
+    words = called("loads", folder, tmp_path / "out", count, *files).split()
+    assert words[:2] == ["descriptors", "0"]
+    assert int(words[3]) < 64, "memory grows"
+
+
+def test_threads_two_packages_and_fork(net: Net, folder: Path, tmp_path: Path) -> None:
+    given = inputs_of(64)
+    files = written([x.numpy() for x in given], tmp_path)
+    out, other = tmp_path / "out", str(folder.with_suffix(".twp"))
+    called("threads", folder, out, 0, *files)
+    for k in range(8):
+        judge(net, given, results(tmp_path / f"out.{k}", 64))
+    maps = called("two", folder, out, 0, other, *files)
+    judge(net, given, results(out, 64))
+    code = [line for line in maps.splitlines() if "memfd:tilewright" in line and "r-xp" in line]
+    assert len(code) == 3, "two packages, and one pool for both"
+    words = called("fork", folder, out, 0, *files)
+    assert words.startswith("child ") and int(words.split()[1]) >= 1
+    judge(net, given, results(out, 64))
+
+
+def test_the_header_is_also_cpp() -> None:
+    built(caller_source(), "caller-cpp", "-xc++", "-std=c++11", *STRICT, by="c++")
+    assert caller().stat().st_size < 200_000
+
+
+def caller_source() -> Path:
+    return Path(__file__).parent / "caller.c"
+
+
+def test_models_that_cannot_be_exported(net: Net, tmp_path: Path) -> None:
+    def in_eager(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eig(x)[0].real
+
+    def random(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0]
+
+    def changing(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x
+
+    cases: list[tuple[Any, str]] = [
+        (in_eager, "in_eager cannot be exported: aten.linalg_eig.default runs in torch, because"),
+        (random, "random cannot be exported: it draws random numbers"),
+        (chosen, "chosen cannot be exported:"),
+        (changing, "changing cannot be exported: it changes x in place"),
+        (nn.BatchNorm1d(4).train(), "BatchNorm1d cannot be exported: it changes .* in place"),
+    ]
+    for model, words in cases:
+        with pytest.raises(Unsupported, match=words):
+            tw.export(model, torch.randn(4, 4), path=tmp_path / "p")
+    with pytest.raises(Invalid, match="there is no target 'z80'"):
+        tw.export(net, *inputs_of(3), path=tmp_path / "p", target="z80")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("words")
+    with pytest.raises(Invalid, match="is there, and no package"):
+        tw.export(net, *inputs_of(3), path=tmp_path / "mine")
+    assert not (tmp_path / "p").exists()
+
+
+def test_exported_programs(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    model, x = Attention().eval(), torch.randn(3, 7, 16)
+    dims = {"x": {0: Dim("batch", max=8), 1: Dim("length", min=2, max=64)}}
+    exported = torch.export.export(model, (torch.randn(2, 5, 16),), dynamic_shapes=dims)
+    torch.export.save(exported, tmp_path / "a.pt2")
+    tw.export(tmp_path / "a.pt2", path=tmp_path / "a.twp")
+    package = Package(tmp_path / "a.twp")
+    assert package.inputs == [("x", "f32", ["x_0", "x_1", "16"])]
+    judge(model, [x], package(x.numpy()))
+    package.close()
+
+
+ONNX = """
+<ir_version: 10, opset_import: ["": 21]>
+scaled (float[batch, length, 8] x, int64[2] ids) => (float[batch, 2, 8] y)
+<float[8, 8] w = {%s}> {
+  a = MatMul(x, w)
+  b = Gather<axis = 1>(a, ids)
+  y = Relu(b)
+}
+"""
+
+
+def test_onnx_models(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    w = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
+    text = ONNX % ",".join(map(str, w.ravel()))
+    path = tmp_path / "scaled.onnx"
+    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    ids = np.array([1, 0])
+    tw.export(path, path=tmp_path / "p", dynamic={"batch": (1, 9)})
+    tw.export(path, path=tmp_path / "q", dynamic={"batch": 2}, values={"ids": ids})
+    package, fixed = Package(tmp_path / "p"), Package(tmp_path / "q")
+    assert [x[2] for x in package.inputs] == [["batch", "length", "8"], ["2"]]
+    assert fixed.inputs == [("x", "f32", ["2", "length", "8"])]
+    for batch, length in ((1, 2), (2, 5), (9, 30)):
+        x = np.random.default_rng(length).normal(size=(batch, length, 8)).astype(np.float32)
+        right = np.maximum(x @ w, 0)[:, ids]
+        np.testing.assert_allclose(package(x, ids)[0], right, rtol=1e-5, atol=1e-6)
+        if batch == 2:
+            np.testing.assert_allclose(fixed(x)[0], right, rtol=1e-5, atol=1e-6)
+    with pytest.raises(Failed, match="the dim batch is 10, and the package is for 1 to 9"):
+        package(np.zeros((10, 3, 8), np.float32), ids)
+    with pytest.raises(Failed, match="index 5 is outside of an axis of 3 elements"):
+        package(np.zeros((1, 3, 8), np.float32), np.array([0, 5]))
+    package.close()
+    fixed.close()
+    with pytest.raises(Invalid, match="scaled has no dim 'width'"):
+        tw.export(path, path=tmp_path / "r", dynamic={"width": 3})
+    apart = "g (float[4, n] x, float[m, 8] z) => (float[4, 8] y) { y = MatMul(x, z) }"
+    head = '<ir_version: 10, opset_import: ["": 21]>'
+    path.write_bytes(onnx.parser.parse_model(head + apart).SerializeToString())
+    with pytest.raises(Unsupported, match="do not fit together for n = 64, m = 72"):
+        tw.export(path, path=tmp_path / "r")
+
+
+@pytest.mark.parametrize("stored", ["f16", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_weights_in_16_bits(net: Net, folder: Path, tmp_path: Path, stored: str) -> None:
+    """They are rounded, and nothing else is: a net whose weights are such numbers is the same."""
+    made = tw.export(net, *inputs_of(5), path=tmp_path / "p.twp", weights=stored)
+    half = {"f16": torch.float16, "bf16": torch.bfloat16}[stored]
+    same = json.loads((folder.with_name("net") / "manifest.json").read_text())["weights"]["bytes"]
+    assert made.manifest["weights"]["bytes"] < 0.7 * same
+    rounded = nn.Linear(40, 64).requires_grad_(False)
+    special = torch.tensor([0.0, -0.0, 6e-8, -5.9e-8, 1e-5, 6.2e-5, 65504.0, -65504.0])
+    for p in rounded.parameters():
+        p.copy_(p.to(half).float())
+    if stored == "f16":
+        rounded.weight[0, : len(special)] = special.half().float()
+    x = torch.eye(40)
+    tw.export(rounded, x, path=tmp_path / "r", weights=stored)
+    package = Package(tmp_path / "r")
+    with torch.no_grad():
+        right = rounded(torch.eye(40)).numpy()
+    np.testing.assert_array_equal(package(x.numpy())[0], right)
+    package.close()
