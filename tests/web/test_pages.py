@@ -19,7 +19,8 @@ from tests.web.nets import Image, drawn, mixed
 from tests.web.server import serving
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.driver.export import web
-from tilewright.driver.export.web import Picture, export_page, static_files
+from tilewright.driver.export.api import Exported
+from tilewright.driver.export.web import Page, Picture, export_page, static_files, write_page
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] the quick fox jump ##s ##ed over it , ! a".split()
 
@@ -71,7 +72,12 @@ def test_what_no_page_can_be_made_of_gets_a_sentence(tmp_path: Path) -> None:
     used.mkdir()
     (used / "mine.txt").write_text("")
     byte_pairs = file("tokenizer.json", '{"model": {"type": "BPE"}}')
+
+    def no_package(path: Path) -> Exported:
+        return Exported(path, {"name": "net"}, ())
+
     table: list[tuple[dict[str, Any], type[TilewrightError], str]] = [
+        ({}, Invalid, "no browser runs code for"),
         ({"path": used}, Invalid, "is there, and no page of a model"),
         ({"path": tmp_path / "no" / "site"}, Invalid, "there is no folder"),
         ({"labels": tmp_path / "none.txt"}, Invalid, "none.txt cannot be read"),
@@ -82,7 +88,7 @@ def test_what_no_page_can_be_made_of_gets_a_sentence(tmp_path: Path) -> None:
     ]
     for options, kind, words in table:
         with pytest.raises(kind, match=words):
-            export_page(None, **{"path": tmp_path / "site", **options})
+            write_page(options.pop("path", tmp_path / "site"), Page(**options), no_package)
     with pytest.raises(Invalid, match="mean has 2 numbers, and x has 3 channels"):
         Picture((0.1, 0.2)).settings("x", 3)
     for wrong in ({"crop": 0}, {"fit": "squeeze"}, {"std": (0.0,)}):
@@ -166,14 +172,17 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels.write_text("north\neast\nsouth\nwest\n")
     picture = Picture((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
     image = Image().eval()
-    export_page(image, torch.randn(1, 3, 24, 24), path=folder / "image", picture=picture, labels=labels)
+    page = Page(picture=picture, labels=labels)
+    export_page(image, torch.randn(1, 3, 24, 24), path=folder / "image", page=page)
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(WORDS))
     length = torch.export.Dim("length", min=2, max=32)
     ids = torch.zeros(1, 5, dtype=torch.long)
     text = Text().eval()
     dynamic = {"ids": {1: length}, "mask": {1: length}}
-    export_page(text, ids, ids + 1, path=folder / "text", vocabulary=vocabulary, dynamic=dynamic)
+    export_page(
+        text, ids, ids + 1, path=folder / "text", page=Page(vocabulary=vocabulary), dynamic=dynamic
+    )
     rows = torch.export.Dim("rows", min=1, max=64)
     dynamic = {"x": {0: rows}, "kind": {0: rows}}
     export_page(mixed(), *drawn(4), path=folder / "numbers", dynamic=dynamic)
@@ -201,10 +210,12 @@ def rights(sites: Path) -> dict[str, list[str]]:
 
 
 SHOWN = """
-return [...document.querySelectorAll(".classes li")].map(x => x.innerText.replace(/\\s+/g, " ").trim());
+const shown = x => x.innerText.replace(/\\s+/g, " ").trim();
+return [...document.querySelectorAll(".classes li")].map(shown);
 """
 CELLS = """
-return [...document.querySelectorAll("#results .card:first-child td")].map(x => String(Number(x.innerText)));
+const cells = document.querySelectorAll("#results .card:first-child td");
+return [...cells].map(x => x.innerText);
 """
 
 

@@ -3,10 +3,12 @@
 
 Whoever loads the module says how many threads there will be (`tw_pool_resize`), and has each worker
 call `tw_worker` with its number, from 1 on, which returns when there are to be fewer threads. A
-worker that has not begun yet delays nobody: others take its share. It spins for a while, then sleeps until its word changes. It
-raises `@sleepers` and then waits for another value than it saw, a caller publishes the words and
-then looks at `@sleepers`, both sequentially consistent: one of them sees the other. A caller never
-sleeps, since the thread of a page must not.
+worker that has not begun yet delays nobody: others take its share.
+
+A worker spins for a while, then sleeps until its word changes. It raises `@sleepers` and then waits
+for another value than it saw, a caller publishes the words and then looks at `@sleepers`, both
+sequentially consistent: one of them sees the other. A caller never sleeps, since the thread of a
+page must not.
 """
 
 from __future__ import annotations
@@ -84,8 +86,8 @@ end:
   ret void
 }}
 
-; How many threads there are, the caller included; at most {MOST_WORKERS + 1}. Returns when no region runs; those that
-; are too many are told.
+; How many threads there are, the caller included; at most {MOST_WORKERS + 1}. Waits while a region
+; runs; workers that are too many are told.
 define void @tw_pool_resize(i64 %threads) nounwind {{
 entry:
   %fit = call i64 @llvm.umin.i64(i64 %threads, i64 {MOST_WORKERS + 1})

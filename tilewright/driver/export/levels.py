@@ -1,4 +1,4 @@
-"""Code for one target: a shared object or a module, with the features that it needs of a machine."""
+"""Code for one target: a shared object or a module, with the features that a machine needs."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -17,7 +17,7 @@ from tilewright.driver.export.api import Exported, export
 
 TARGETS = ("wasm32", "wasm32-relaxed", "wasm32-threads", "wasm32-relaxed-threads")
 _PACKAGE, _PAGE, _VOCABULARY = "package", "page.json", "vocabulary.txt"
-_FITS = ("crop", "stretch")
+FITS = ("crop", "stretch")
 # What some servers of static files read: with these headers a page may have threads.
 _HEADERS = """/*
   Cross-Origin-Opener-Policy: same-origin
@@ -38,7 +38,7 @@ class Picture:
 
     def __post_init__(self) -> None:
         require(0 < self.crop <= 1, f"crop is {self.crop}: a part of the image, up to 1")
-        require(self.fit in _FITS, f"fit is {self.fit!r}", hint=f"one of {', '.join(_FITS)}")
+        require(self.fit in FITS, f"fit is {self.fit!r}", hint=f"one of {', '.join(FITS)}")
         require(all(x > 0 for x in self.std), f"std is {self.std}: numbers above 0")
 
     def settings(self, name: str, channels: int) -> dict[str, Any]:
@@ -54,39 +54,61 @@ class Picture:
         return {"mean": mean, "std": std, "crop": self.crop, "fit": self.fit}
 
 
+@dataclass(frozen=True)
+class Page:
+    """What the page of a model shows. `labels` is a file with the names of the classes, one in a
+    line or a list in JSON; `vocabulary` one of word pieces (`vocab.txt`, or a `tokenizer.json` that
+    has such), by which a text becomes numbers."""
+
+    title: str | None = None
+    picture: Picture = Picture()
+    labels: str | Path | None = None
+    vocabulary: str | Path | None = None
+
+
 def export_page(
     model: Any,
     *examples: Any,
     path: str | Path,
-    picture: Picture | None = None,
-    labels: str | Path | None = None,
-    vocabulary: str | Path | None = None,
-    title: str | None = None,
-    targets: Sequence[str] = TARGETS,
+    page: Page | None = None,
+    target: str | Sequence[str] = TARGETS,
     **options: Any,
 ) -> Exported:
     """Write a folder with a page that runs a model in the browser, on an image, a text or numbers.
 
     What an input is follows from its shape: four axes of which one has 1 or 3 channels are an
-    image (see `Picture`), whole numbers in two axes a text, if `vocabulary` is a file of word
-    pieces (`vocab.txt`, or a `tokenizer.json` that has such); all others are numbers. `labels` is
-    a file with the names of the classes, one in a line or a list in JSON. Other options are
-    `tw.export`'s.
+    image (see `Picture`), whole numbers in two axes a text, if the page has a vocabulary; others
+    are numbers. Other options are `tw.export`'s.
     """
-    path = Path(path)
-    names = _labels(Path(labels)) if labels is not None else None
-    pieces, lower = _pieces(Path(vocabulary)) if vocabulary is not None else (None, False)
-    require(path.absolute().parent.is_dir(), f"there is no folder {path.absolute().parent}")
-    if path.exists() and not ((path / _PAGE).is_file() or path.is_dir() and not any(path.iterdir())):
+
+    def make(package: Path) -> Exported:
+        return export(model, *examples, path=package, target=target, **options)
+
+    return write_page(Path(path), page or Page(), make)
+
+
+def write_page(path: Path, page: Page, make: Callable[[Path], Exported]) -> Exported:
+    """The same of a package that `make` writes to the folder it is given."""
+    names = _labels(Path(page.labels)) if page.labels is not None else None
+    pieces, lower = _pieces(Path(page.vocabulary)) if page.vocabulary is not None else (None, False)
+    parent = path.absolute().parent
+    require(parent.is_dir(), f"there is no folder {parent}", hint="make it first")
+    ours = (path / _PAGE).is_file() or (path.is_dir() and not any(path.iterdir()))
+    if path.exists() and not ours:
         raise Invalid(f"{path} is there, and no page of a model", hint="give a path of its own")
-    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as folder:
+    with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
         made = Path(folder) / path.name
         made.mkdir()
-        found = export(model, *examples, path=made / _PACKAGE, target=list(targets), **options)
+        found = make(made / _PACKAGE)
+        if not any(x.module for x in found.levels):
+            raise Invalid(
+                f"no browser runs code for {', '.join(x.target.name for x in found.levels)}",
+                hint=f"targets of pages are {', '.join(TARGETS)}",
+            )
         settings = {
-            "title": title or found.manifest["name"],
+            "title": page.title or found.manifest["name"],
             "package": f"{_PACKAGE}/",
-            "inputs": _inputs(found.manifest, picture or Picture(), pieces is not None, lower),
+            "inputs": _inputs(found.manifest, page.picture, pieces is not None, lower),
             "labels": names,
         }
         (made / _PAGE).write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
@@ -132,18 +154,16 @@ def _inputs(
 def _layout(x: dict[str, Any]) -> str | None:
     """The order of axes of an image; None: it is none."""
     shape = x["shape"]
-    if len(shape) != 4 or x["dtype"] not in ("f32", "f16", "bf16", "u8") or shape[0] not in (1, _name(shape[0])):
+    numbers = x["dtype"] in ("f32", "f16", "bf16", "u8")
+    if not numbers or len(shape) != 4 or not (shape[0] == 1 or isinstance(shape[0], str)):
         return None
     return "NCHW" if shape[1] in (1, 3) else "NHWC" if shape[3] in (1, 3) else None
 
 
-def _name(size: int | str) -> str | None:
-    return size if isinstance(size, str) else None
-
-
 def _of_text(manifest: dict[str, Any], found: dict[str, dict[str, Any]], lower: bool) -> None:
     """The first input of tokens is the text's, and those of the same shape go with it."""
-    tokens = [x for x in manifest["inputs"] if x["dtype"] in ("i64", "i32") and len(x["shape"]) == 2]
+    whole = [x for x in manifest["inputs"] if x["dtype"] in ("i64", "i32")]
+    tokens = [x for x in whole if len(x["shape"]) == 2]
     if not tokens:
         raise Unsupported(
             f"{manifest['name']} has no input for a text: whole numbers in two axes",
