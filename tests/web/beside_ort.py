@@ -89,7 +89,7 @@ def main() -> None:
             prepare(name, folder, targets)
     here = Path(__file__).parent
     folders = {"/": here, "/ort/": given.ort, "/models/": folder}
-    folders["/web/"] = Path(str(files("tilewright.web")))
+    folders["/web/"] = Path(str(files("tilewright") / "web"))
     with serving(folders) as url, Chromium(Path(own.name) / "profile") as page:
         for name in given.models.split(","):
             page.open(f"{url}/beside_ort.html")

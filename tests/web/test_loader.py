@@ -17,7 +17,7 @@ import torch
 from tests.web.nets import drawn, export_mixed, mixed
 from tilewright.driver.export.sentences import SENTENCES
 
-LOADER = files("tilewright.web") / "tilewright.js"
+LOADER = files("tilewright") / "web" / "tilewright.js"
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,7 @@ const [words, texts] = JSON.parse(process.argv[2]);
 const vocabulary = new Map(words.map((w, k) => [w, k]));
 console.log(JSON.stringify(texts.map(t => pieces(t, vocabulary, true))));
 """
-    script = str(files("tilewright.web") / "page" / "inputs.js")
+    script = str(files("tilewright") / "web" / "page" / "inputs.js")
     command = [node, "--input-type=module", "-e", program, script, json.dumps([WORDS, texts])]
     done = subprocess.run(command, capture_output=True, text=True)
     assert json.loads(done.stdout or "0") == [

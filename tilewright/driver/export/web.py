@@ -125,7 +125,7 @@ def write_page(path: Path, page: Page, make: Callable[[Path], Exported]) -> Expo
 
 def static_files() -> list[Traversable]:
     """Files that are the same in every page."""
-    web = files("tilewright.web")
+    web = files("tilewright") / "web"
     own = [x for x in (web / "page").iterdir() if x.is_file()]
     return [*sorted(own, key=lambda x: x.name), web / "tilewright.js", web / "tilewright.d.ts"]
 
