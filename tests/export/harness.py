@@ -33,7 +33,7 @@ def compiler(name: str = "cc") -> str:
 
 
 @cache
-def _folder() -> Path:
+def header_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="tilewright-tests-"))
     (folder / "tilewright.h").write_text(c_header())
     return folder
@@ -41,9 +41,9 @@ def _folder() -> Path:
 
 def built(source: Path, name: str, *options: str, by: str = "cc") -> Path:
     """A program or library of C that includes the header."""
-    out = _folder() / name
+    out = header_folder() / name
     if not out.exists():
-        command = [compiler(by), *options, f"-I{_folder()}", str(source), "-o", str(out)]
+        command = [compiler(by), *options, f"-I{header_folder()}", str(source), "-o", str(out)]
         done = subprocess.run([*command, "-ldl", "-pthread"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     return out
@@ -76,7 +76,7 @@ class _Description(ctypes.Structure):
 @cache
 def library() -> Any:
     """The header's functions in this process."""
-    source = _folder() / "library.c"
+    source = header_folder() / "library.c"
     source.write_text('#define TILEWRIGHT_IMPLEMENTATION\n#include "tilewright.h"\n')
     made = ctypes.CDLL(str(built(source, "library.so", "-std=c99", "-shared", "-fPIC", *STRICT)))
     made.tw_error_text.restype = made.tw_level.restype = ctypes.c_char_p

@@ -1,0 +1,141 @@
+"""The bench models as packages, on every target: sizes, times and whether they are right.
+
+    python -m tests.export.table [--models resnet50,bert] [--targets host,x86-64-v3] [--tiny]
+
+Code for this machine runs natively, other code under qemu-user (ziglang compiles the C program that
+calls it). Times of emulated code say nothing; times of native code need an idle machine. `speed` is
+the time of tw.compile's program over that of the package, measured in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+
+import tilewright as tw
+from tests.export.foreign import command
+from tests.export.harness import called, judge, written
+from tilewright import targets
+from tilewright.bench.models import build
+from tilewright.driver.export.api import export
+
+MODELS = "resnet50 mobilenetv2 bert gpt2 vit llama llama_decode1 mlp".split()
+TARGETS = "host arm64 x86-64 x86-64-v3 riscv64 riscv64-v armv7".split()
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    target: str
+    code: int  # bytes
+    weights: int  # bytes
+    link_ms: float
+    export_s: float
+    right: str
+    load_ms: float | None = None
+    first: float | None = None  # the first call over a steady one
+    speed: float | None = None
+
+
+def row(name: str, target: str, tiny: bool, timed: bool, folder: Path) -> Row:
+    example = build(name, tiny)
+    path, start = folder / "package.twp", perf_counter()
+    made = export(example.module, *example.inputs, path=path, target=target, name=name)
+    seconds = perf_counter() - start
+    level = made.levels[0]
+    facts = (len(level.code), made.manifest["weights"]["bytes"], 1e3 * level.link_seconds, seconds)
+    by = command(level.target.arch)
+    if isinstance(by, str):
+        return Row(name, target, *facts, f"not run: {by}")
+    files, out = written([x.numpy() for x in example.inputs], folder), folder / "out"
+    try:
+        times = [called("run", path, out, 0, *files, by=by)]
+        judge(example.module, example.inputs, results(out, example))
+        right = "right"
+    except AssertionError as problem:
+        return Row(name, target, *facts, f"WRONG: {problem}"[:200])
+    if not timed or level.target.arch != platform.machine():
+        return Row(name, target, *facts, right)
+    with torch.no_grad():
+        fast = tw.compile(example.module, *example.inputs)
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(ROUNDS):
+            theirs.append(min(_seconds(fast, example.inputs) for _ in range(20)))
+            times.append(called("time", path, out, 0, *files, by=by))
+            ours.append(_number(times[-1], "best") / 1e3)
+    loads = [_number(x, "open") for x in times]
+    firsts = [_number(x, "first") / _number(x, "best") for x in times[1:]]
+    speed = median(a / b for a, b in zip(theirs, ours))
+    return Row(name, target, *facts, right, median(loads), median(firsts), speed)
+
+
+def _seconds(fast: object, inputs: Sequence[torch.Tensor]) -> float:
+    assert callable(fast)
+    start = perf_counter()
+    fast(*inputs)
+    return perf_counter() - start
+
+
+def _number(text: str, word: str) -> float:
+    words = text.split()
+    return float(words[words.index(word) + 1])
+
+
+def results(path: Path, example: object) -> list[np.ndarray]:
+    """What the C program wrote, in the shapes of eager's results."""
+    with torch.no_grad():
+        like = tree_leaves(example.module(*example.inputs))  # type: ignore[attr-defined]
+    raw, found, at = path.read_bytes(), [], 0
+    for x in like:
+        a = np.frombuffer(raw, x.numpy().dtype, x.numel(), at).reshape(tuple(x.shape))
+        found.append(a.copy())
+        at += a.nbytes
+    assert at == len(raw)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--tiny", action="store_true", help="small sizes of the models")
+    parser.add_argument("--no-times", action="store_true", help="sizes and results only")
+    parser.add_argument("--json", type=Path, help="write the rows there")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    rows: list[Row] = []
+    print(f"{'model':16} {'target':10} {'code KB':>8} {'weights MB':>11} {'link ms':>8} "
+          f"{'export s':>8} {'load ms':>8} {'first':>6} {'speed':>6}  result")
+    for name in given.models.split(","):
+        for target in given.targets.split(","):
+            if target != "host" and targets.get(target).grid is not None:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                r = row(name, target, given.tiny, not given.no_times, Path(folder))
+            rows.append(r)
+            shown = [f"{x:.2f}" if x is not None else "–" for x in (r.load_ms, r.first, r.speed)]
+            print(f"{r.model:16} {r.target:10} {r.code / 1e3:8.1f} {r.weights / 1e6:11.1f} "
+                  f"{r.link_ms:8.1f} {r.export_s:8.1f} {shown[0]:>8} {shown[1]:>6} {shown[2]:>6}  "
+                  f"{r.right}", flush=True)
+    if given.json:
+        given.json.write_text(json.dumps([asdict(r) for r in rows], indent=1))
+    return int(any(r.right.startswith("WRONG") for r in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
