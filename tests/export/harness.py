@@ -154,7 +154,9 @@ def written(arrays: Sequence[np.ndarray], folder: Path) -> list[str]:
     return list(map(str, paths))
 
 
-def called(mode: str, package: Path, out: Path, count: int, *rest: str, by: Sequence[str] = ()) -> str:
+def called(
+    mode: str, package: Path, out: Path, count: int, *rest: str, by: Sequence[str] = ()
+) -> str:
     """What the C program prints. `by`: another program and what runs it."""
     command = [*(by or [str(caller())]), mode, str(package), str(out), str(count), *rest]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -162,7 +164,9 @@ def called(mode: str, package: Path, out: Path, count: int, *rest: str, by: Sequ
     return done.stdout
 
 
-def judge(model: torch.nn.Module, inputs: Sequence[torch.Tensor], got: Sequence[np.ndarray]) -> None:
+def judge(
+    model: torch.nn.Module, inputs: Sequence[torch.Tensor], got: Sequence[np.ndarray]
+) -> None:
     """Errors against float64 are at most twice eager's plus four units in the last place of the
     largest value."""
     with torch.no_grad():

@@ -119,8 +119,10 @@ def main() -> int:
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     rows: list[Row] = []
-    print(f"{'model':16} {'target':10} {'code KB':>8} {'weights MB':>11} {'link ms':>8} "
-          f"{'export s':>8} {'load ms':>8} {'first':>6} {'speed':>6}  result")
+    print(
+        f"{'model':16} {'target':10} {'code KB':>8} {'weights MB':>11} {'link ms':>8} "
+        f"{'export s':>8} {'load ms':>8} {'first':>6} {'speed':>6}  result"
+    )
     for name in given.models.split(","):
         for target in given.targets.split(","):
             if target != "host" and targets.get(target).grid is not None:
@@ -129,9 +131,12 @@ def main() -> int:
                 r = row(name, target, given.tiny, not given.no_times, Path(folder))
             rows.append(r)
             shown = [f"{x:.2f}" if x is not None else "–" for x in (r.load_ms, r.first, r.speed)]
-            print(f"{r.model:16} {r.target:10} {r.code / 1e3:8.1f} {r.weights / 1e6:11.1f} "
-                  f"{r.link_ms:8.1f} {r.export_s:8.1f} {shown[0]:>8} {shown[1]:>6} {shown[2]:>6}  "
-                  f"{r.right}", flush=True)
+            print(
+                f"{r.model:16} {r.target:10} {r.code / 1e3:8.1f} {r.weights / 1e6:11.1f} "
+                f"{r.link_ms:8.1f} {r.export_s:8.1f} {shown[0]:>8} {shown[1]:>6} {shown[2]:>6}  "
+                f"{r.right}",
+                flush=True,
+            )
     if given.json:
         given.json.write_text(json.dumps([asdict(r) for r in rows], indent=1))
     return int(any(r.right.startswith("WRONG") for r in rows))

@@ -29,7 +29,7 @@ from tests.export.harness import (
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.driver.export.sentences import SENTENCES
 
-CODES = {k: name for k, name in enumerate(SENTENCES, 1)}
+CODES = dict(enumerate(SENTENCES, 1))
 
 
 class Net(nn.Module):
@@ -184,7 +184,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a feature": (edited(lacking), "FEATURE", "needs warp drive, which this processor lacks"),
     "a path outside": (edited(pointing), "OUTSIDE", "outside of the package"),
     "a newer format": (edited(lambda m: m.update(format=2)), "FORMAT", "of format 2, and this"),
-    "no JSON": (with_text('{"format": 1, '), "PACKAGE", "its manifest is not JSON: a key is missing"),
+    "no JSON": (
+        with_text('{"format": 1, '),
+        "PACKAGE",
+        "its manifest is not JSON: a key is missing",
+    ),
     "text behind": (with_text("{} x"), "PACKAGE", "not one JSON object"),
     "nested deeply": (with_text("[" * 1000), "PACKAGE", "nested too deeply"),
     "no inputs": (edited(lambda m: m.pop("inputs")), "PACKAGE", "lacks inputs"),
@@ -214,7 +218,7 @@ def test_damaged_packages(folder: Path, tmp_path: Path, case: str) -> None:
     shutil.copytree(folder, path)
     damage(path)
     before = _mapped()
-    with pytest.raises(Failed, match=".*") as caught:
+    with pytest.raises(Failed) as caught:
         Package(path, flags=1)
     assert CODES[caught.value.code] == name and words in str(caught.value)
     assert _mapped() == before

@@ -39,8 +39,10 @@ def _read(image: bytes, title: str) -> Shared:
     header = struct.unpack_from("<16sHHIQQQIHHHHHH" if wide else "<16sHHIIIIIHHHHHH", image)
     kind, machine, start, size, count = header[1], header[2], header[5], header[9], header[10]
     require(kind == 3, f"{title} is no shared object")
-    rows = [struct.unpack_from("<IIQQQQ" if wide else "<IIIIIIII", image, start + k * size)
-            for k in range(count)]
+    rows = [
+        struct.unpack_from("<IIQQQQ" if wide else "<IIIIIIII", image, start + k * size)
+        for k in range(count)
+    ]
     if wide:
         parts = [(t, f, offset, address, length) for t, f, offset, address, _, length in rows]
     else:

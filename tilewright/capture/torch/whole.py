@@ -21,7 +21,6 @@ from tilewright.ir.node import Graph, Input, Node, topological
 from tilewright.ir.slots import Check
 from tilewright.ir.types import TensorType
 
-
 _OF_SIZES = "aten._assert_scalar.default"
 
 

@@ -53,13 +53,15 @@ def export(
     """Write a model as a package: native code, weights and a manifest, for C, Python and others.
 
     `model` is a `torch.nn.Module` or a function with example inputs, what `torch.export` made, the
-    path of a `.pt2` or `.onnx` file, or what `tw.onnx.load` gave. `path` is a folder, or a file `name.twp` with the same
-    inside. Several targets make one package that runs the best code that a machine has features
-    for. `dynamic` is torch.export's `dynamic_shapes`: those sizes stay symbolic, within the bounds
-    of their `Dim`s; of an ONNX model, numbers or bounds of its symbolic dims, by name, and `values`
-    are inputs of it that are always the same. `winograd=False` makes weights smaller and convolutions slower;
-    `weights="f16"` or `"bf16"` stores them rounded to 16 bits, and calls read a copy in 32 that is
-    made when the package is opened.
+    path of a `.pt2` or `.onnx` file, or what `tw.onnx.load` gave. `path` is a folder, or a file
+    `name.twp` with the same inside. Several targets make one package that runs the best code that
+    a machine has features for.
+
+    `dynamic` is torch.export's `dynamic_shapes`: those sizes stay symbolic, within the bounds of
+    their `Dim`s. Of an ONNX model it has numbers or bounds of symbolic dims, by name, and `values`
+    are inputs that are always the same. `winograd=False` makes weights smaller and convolutions
+    slower. `weights="f16"` or `"bf16"` stores them rounded to 16 bits; calls read a copy in 32,
+    which is made when the package is opened.
     """
     chosen = _targets(target)
     found = _model(model, examples, dynamic, values, name)

@@ -131,13 +131,15 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"""
 
 
 def unpacking(placed: Sequence[Placed]) -> str:
-    """The module of `tw_unpack`. Tensors begin at multiples of 64 bytes in both places, so that vectors may pass their end."""
+    """The module of `tw_unpack`. Tensors begin at multiples of 64 bytes in both places, so that
+    vectors may pass their end."""
     f = Sizes()
     for p in placed:
         start = f.put(f"getelementptr i8, ptr %file, i64 {p.at}")
         to = f.put(f"getelementptr i8, ptr %memory, i64 {p.offset}")
         if p.is_same:
-            f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {start}, i64 {p.stored.size}, i1 0)")
+            copied = f"ptr {to}, ptr {start}, i64 {p.stored.size}, i1 0"
+            f.line(f"call void @llvm.memcpy.p0.p0.i64({copied})")
         else:
             vectors = -(-p.stored.array.size // 8)
             half = int(p.stored.dtype is f16)

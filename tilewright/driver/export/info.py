@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Iterator
+from typing import IO, Any
 
 from tilewright.base.errors import Invalid
 from tilewright.driver.export.manifest import FORMAT
@@ -67,7 +67,9 @@ class Files:
         if not inside(name):
             raise Invalid(SENTENCES["OUTSIDE"] % (self.path, name))
         try:
-            with self.zip.open(name) if self.zip is not None else (self.path / name).open("rb") as f:
+            with (
+                self.zip.open(name) if self.zip is not None else (self.path / name).open("rb") as f
+            ):
                 yield f
         except (KeyError, OSError, zipfile.BadZipFile) as problem:
             why = getattr(problem, "strerror", None) or "a file is missing in it"

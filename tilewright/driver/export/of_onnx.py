@@ -19,7 +19,6 @@ from tilewright.ir.node import Input
 from tilewright.ir.types import TensorType, to_memory
 from tilewright.runtime.program_data import Stored
 
-
 # Sizes that a model with symbolic ones is tried at: those of several dims differ.
 _TRIED = ((64, 72, 80, 88, 96, 104), (101, 113, 127, 137, 149, 163))
 _MOST = 1 << 62  # of a dim without an upper bound

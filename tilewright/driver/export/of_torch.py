@@ -30,9 +30,7 @@ from tilewright.runtime.program_data import Stored
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-def model_of_torch(
-    given: Any, examples: Sequence[Any], dynamic: Any, name: str | None
-) -> Model:
+def model_of_torch(given: Any, examples: Sequence[Any], dynamic: Any, name: str | None) -> Model:
     """`given` is a module, a function, what torch.export made, or the path of a `.pt2` file."""
     if isinstance(given, str | Path):
         given, name = _loaded(Path(given)), name or Path(given).stem

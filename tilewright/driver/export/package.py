@@ -1,4 +1,4 @@
-"""Packages on disk: a directory, or the same files in one stored zip, `name.twp`, in which each file
+"""Packages on disk: a folder, or the same files in one stored zip, `name.twp`, in which each file
 begins on a page of memory so that it can be mapped."""
 
 from __future__ import annotations

@@ -66,9 +66,9 @@ def built_elsewhere(
 ) -> ProgramData:
     """The program of a graph for any processor, which need not be this machine's.
 
-    `values` are arrays for those inputs that are weights (or `Stored` ones), by name. What calls need of them in
-    another form is among the program's constants, so that it has no prologue; weights that calls
-    read as they are (`kept`) stay inputs.
+    `values` are arrays for those inputs that are weights (or `Stored` ones), by name. What calls
+    need of them in another form is among the program's constants, so that it has no prologue;
+    weights that calls read as they are (`kept`) stay inputs.
     """
     options, log = options or Options(), log if log is not None else Log()
     data, parts = _calls(graph, target, options, log)

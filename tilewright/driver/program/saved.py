@@ -57,7 +57,8 @@ def write(saved: SavedProgram, path: str | Path, weights: str) -> None:
     path = Path(path)
     if weights not in BESIDE:
         raise Invalid(f"weights={weights!r}", hint=f"one of {', '.join(map(repr, BESIDE))}")
-    write_program(saved, path, own_version(), f"{path.name}.weights" if weights == "beside" else None)
+    beside = f"{path.name}.weights" if weights == "beside" else None
+    write_program(saved, path, own_version(), beside)
 
 
 def own_version() -> str:

@@ -1,5 +1,5 @@
-"""Sizes that stay symbolic, on the command line: `x.0=batch:1..64`, or `batch=1..64` of a model that
-names its dims itself."""
+"""Sizes that stay symbolic, on the command line: `x.0=batch:1..64`, or `batch=1..64` of a model
+that names its dims itself."""
 
 from __future__ import annotations
 
