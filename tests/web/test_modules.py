@@ -14,6 +14,8 @@ import torch
 
 from tests.targets.foreign import WasmModule
 from tests.web.nets import drawn, export_mixed, mixed
+from tilewright.driver.export.api import export
+from tilewright.driver.export.info import info
 from tilewright.driver.export.manifest import checksum
 
 TARGETS = ("wasm32", "wasm32-relaxed-threads")
@@ -82,6 +84,24 @@ def test_levels_are_small_and_share_weights(package: Path) -> None:
         assert x["blake2b"] == checksum(code)
         assert x["file"] == f"code/{x['target']}.wasm" and not x["pool"]
         assert set(x["features"]) <= {"simd128", "relaxed-simd", "atomics"}
+    assert not any(info(package, verify=True).problems)
+    modules = info(package).modules
+    assert modules["code/wasm32.wasm"].imports == ()
+    threads = modules["code/wasm32-relaxed-threads.wasm"]
+    assert threads.imports == ("env.memory",) and "tw_worker" in threads.exports
     assert not manifest["pool"] and not (package / "include").exists()
     once = sum(p.numel() * 4 for p in mixed().parameters())
     assert manifest["weights"]["bytes"] < 1.5 * once
+
+
+def test_one_tensor_as_two_examples(tmp_path: Path) -> None:
+    """Torch's own capture would read one input for both."""
+
+    class Difference(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x - 2 * y
+
+    x = torch.arange(6.0)
+    export(Difference(), x, x, path=tmp_path / "p", target="wasm32")
+    found = run(tmp_path / "p", "wasm32", [x.numpy(), np.ones(6, np.float32)], [], 1)
+    np.testing.assert_allclose(found[0], x.numpy() - 2)

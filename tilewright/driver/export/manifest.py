@@ -18,8 +18,7 @@ FORMAT = 1
 
 
 def checksum(content: bytes) -> str:
-    """BLAKE2b with 32 bytes of result, in hexadecimal digits. Browsers have SHA-256 only, so that
-    modules have that too."""
+    """BLAKE2b with 32 bytes of result, in hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=32).hexdigest()
 
 
@@ -69,7 +68,7 @@ def _level(x: Level) -> dict[str, Any]:
         "blake2b": checksum(x.code),
         "sha256": hashlib.sha256(x.code).hexdigest(),  # which browsers compute
         "pool": x.needs_pool,
-    } | ({"sha256": hashlib.sha256(x.code).hexdigest()} if x.module else {})
+    }
 
 
 def _plain(value: Any) -> Any:
