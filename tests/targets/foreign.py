@@ -215,20 +215,20 @@ class WasmModule:
         shared = bool(self.workers) or "memory" not in self.exports
         return 65536 * (self.memory.grow(pages) if shared else self.memory.grow(self.store, pages))
 
-    def bytes(self) -> Any:
+    def whole(self) -> Any:
         """All memory, as it is now."""
         if "memory" in self.exports:
             return self.memory.get_buffer_ptr(self.store)
-        whole = ctypes.c_ubyte * self.memory.data_len()
-        return whole.from_address(ctypes.addressof(self.memory.data_ptr().contents))
+        kind = ctypes.c_ubyte * self.memory.data_len()
+        return kind.from_address(ctypes.addressof(self.memory.data_ptr().contents))
 
     def written(self, raw: bytes) -> int:
         at = self.block(len(raw))
-        self.bytes()[at : at + len(raw)] = raw
+        self.whole()[at : at + len(raw)] = raw
         return at
 
     def read(self, at: int, size: int) -> bytes:
-        return bytes(self.bytes()[at : at + size])
+        return bytes(self.whole()[at : at + size])
 
     def close(self) -> None:
         if self.workers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,13 @@ def test_what_no_page_can_be_made_of_gets_a_sentence(tmp_path: Path) -> None:
             write_page(options.pop("path", tmp_path / "site"), Page(**options), no_package)
     with pytest.raises(Invalid, match="mean has 2 numbers, and x has 3 channels"):
         Picture((0.1, 0.2)).settings("x", 3)
-    for wrong in ({"crop": 0}, {"fit": "squeeze"}, {"std": (0.0,)}):
+    for wrong in (
+        partial(Picture, crop=0),
+        partial(Picture, fit="squeeze"),
+        partial(Picture, std=(0.0,)),
+    ):
         with pytest.raises(TilewrightError):
-            Picture(**wrong)  # type: ignore[arg-type]
+            wrong()
     with pytest.raises(Unsupported, match="net has no input for a text"):
         settings(described("x", "f32", 1, 4), text=True)
 
