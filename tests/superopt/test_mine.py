@@ -145,8 +145,9 @@ def test_a_budget_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     out = tmp_path / "rules.json"
     command = ["mine", "matrices", "--operators", "3", "--budget", "1s", "--out", str(out)]
     assert main(command) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "the budget of 1 s ended: " in said and "of the budget are left" in said
+    heard = capsys.readouterr()
+    assert "the budget of 1 s ended: " in heard.out
+    assert "of the budget are left" in " ".join(heard.err.split()), "it is told beforehand"
     assert main([*command[:-1], str(tmp_path / "none" / "rules.json")]) == 2
 
 

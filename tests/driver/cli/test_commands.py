@@ -30,6 +30,7 @@ inputs = lambda: [torch.randn(2, 8)]
 number = 3
 
 def both(x):
+    print("both")
     return x, {"more": x + 1}
 
 def unlucky(x):
@@ -102,7 +103,8 @@ def test_results_for_programs_and_in_files(
     status, out, err = call(capsys, "run", *given, "--output", tmp_path / "y.npz")
     assert status == 0 and "not checked" in out
     assert set(np.load(tmp_path / "y.npz")) == {"0", "1_more"}
-    status, _, err = call(capsys, "run", *given, "--output", result)
+    status, out, err = call(capsys, "run", *given, "--output", result, "--json")
+    assert "both" in err and json.loads(out)["status"] == 2, "what a model prints is no JSON"
     assert status == 2 and "one result, and there are 2" in err
 
 

@@ -29,7 +29,7 @@ def test_bash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "tilewright tune collect --gr": ["--groups"],
         "tilewright run model.py --no": ["--no-check"],
         "tilewright run -": ["-h", "--help", "-i", "--input", "--strict", "--passes", "-o"]
-        + ["--output", "--no-check", "--json"],
+        + ["--output", "--check", "--no-check", "--json"],
         "tilewright explain m --form l": ["llvm"],
         "tilewright records me": ["merge"],
         "tilewright bench --dev": ["--device"],

@@ -11,7 +11,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.base.errors import Invalid
-from tilewright.driver.cli.models import load
+from tilewright.driver.cli.models import graph_models, load
 from tilewright.driver.cli.models.inputs import parse_inputs
 from tilewright.driver.cli.models.model import How, Result
 from tilewright.driver.cli.problems import UserError, told
@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def results(text: str, *inputs: str, check: bool = True) -> list[Result]:
+def results(text: str, *inputs: str, check: bool | None = None) -> list[Result]:
     return load(text).results(How(inputs), lambda text: nullcontext(), check)
 
 
@@ -155,6 +155,17 @@ def test_mistakes_are_told(
     with pytest.raises(Invalid) as problem:
         results(text, *inputs)
     assert says in str(problem.value)
+
+
+def test_what_would_take_long_is_not_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is asked for."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(graph_models, "MOST_WORK", 10)
+    given = ("product.onnx", "f32[6,4]")
+    (found,) = results(*given)
+    assert found.error is None and "--check" in (found.unchecked or "")
+    (found,) = results(*given, check=True)
+    assert found.error is not None
 
 
 def test_errors_of_users_code_show_its_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

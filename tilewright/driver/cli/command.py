@@ -10,16 +10,21 @@ from tilewright.driver.looking.shown import Shown
 
 
 @dataclass(frozen=True)
+class PassedOn:
+    """Takes its words as they are, such as those for another process."""
+
+    do: Callable[[Sequence[str]], int]
+
+
+@dataclass(frozen=True)
 class Command:
     """What a file of `commands/` defines as COMMAND. `do` returns the exit code."""
 
     arguments: Callable[[argparse.ArgumentParser], None]
-    do: Callable[[argparse.Namespace, Shown], int]
+    do: Callable[[argparse.Namespace, Shown], int] | PassedOn
     examples: tuple[str, ...]  # without the word tilewright
     notes: str = ""
     json: bool = True  # has results to show; False where --json is an argument of its own
-    # Takes its words as they are, such as those for another process; `do` is not called then.
-    words: Callable[[Sequence[str]], int] | None = None
 
 
 class Help(argparse.RawDescriptionHelpFormatter):

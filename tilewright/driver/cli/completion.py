@@ -140,7 +140,17 @@ def _zsh(commands: Mapping[str, Words]) -> str:
         plain = " ".join((*w.values.get("", ()), *more))
         rest = f'"*:argument:{{compadd {plain}; _files}}"' if plain else "'*:argument:_files'"
         lines += [f"        {rest} ;;"]
-    return "\n".join((*lines, "  esac", "}", "compdef _tilewright tilewright"))
+    return "\n".join((*lines, _ZSH_TAIL))
+
+
+# A file of $fpath is the function's body when it is first called; one that is read defines it.
+_ZSH_TAIL = """  esac
+}
+if [ "$funcstack[1]" = "_tilewright" ]; then
+  _tilewright "$@"
+else
+  compdef _tilewright tilewright
+fi"""
 
 
 def _zsh_name(name: str) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, redirect_stdout
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from tilewright.base import knobs
 from tilewright.base.errors import TilewrightError
-from tilewright.driver.cli.command import Help, parser_of
+from tilewright.driver.cli.command import Help, PassedOn, parser_of
 from tilewright.driver.cli.commands import ALIASES, COMMANDS, command_of
 from tilewright.driver.cli.problems import CODES, FAILED, INTERRUPTED, status_of, told
 from tilewright.driver.looking.shown import Shown
@@ -36,11 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = Shown()
     try:
         command = command_of(name)
-        if command.words is not None:
-            return command.words(rest)
+        if isinstance(command.do, PassedOn):
+            return command.do.do(rest)
         given = parser_of(name, COMMANDS[name], command).parse_args(rest)
         out = Shown(json=getattr(given, "json", None) is True)
-        status = command.do(given, out)
+        # Standard output is for the JSON object: what a model prints goes elsewhere.
+        with redirect_stdout(sys.stderr) if out.json else nullcontext():
+            status = command.do(given, out)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED

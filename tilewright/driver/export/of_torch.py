@@ -156,7 +156,9 @@ def _outputs(exported: ExportedProgram, name: str) -> list[tuple[str, str]]:
                 "package keeps nothing between calls",
                 hint="call .eval() first, or return the new value",
             )
-    tree = pytree.tree_unflatten(list(range(len(specs))), exported.call_spec.out_spec)
+    shape = exported.call_spec.out_spec
+    assert shape is not None
+    tree = pytree.tree_unflatten(list(range(len(specs))), shape)
     paths, _ = pytree.tree_flatten_with_path(tree)
     found = []
     for (path, _), s in zip(paths, specs, strict=True):

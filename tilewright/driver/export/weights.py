@@ -113,7 +113,7 @@ class WeightsFile:
 
 
 def _bytes(x: np.ndarray) -> memoryview:
-    return memoryview(x.reshape(-1).view(np.uint8))
+    return x.reshape(-1).view(np.uint8).data
 
 
 def _up(size: int) -> int:

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from tilewright.driver.cli.command import Command
-from tilewright.driver.looking.shown import Shown
+from tilewright.driver.cli.command import Command, PassedOn
 
 _BENCH = "tilewright.bench"
 _ARGUMENTS = "tilewright.bench.arguments"
@@ -24,13 +23,9 @@ def _process(words: Sequence[str]) -> int:
     return subprocess.run([sys.executable, "-m", _BENCH, *words]).returncode
 
 
-def _bench(given: argparse.Namespace, out: Shown) -> int:
-    raise AssertionError("the words are passed on")
-
-
 COMMAND = Command(
     _arguments,
-    _bench,
+    PassedOn(_process),
     (
         "bench models --threads 4",
         "bench bert model.py:net --peers eager,onnxruntime",
@@ -40,5 +35,4 @@ COMMAND = Command(
     "`bench overhead` (what a call costs besides its kernels), `bench schedules` (a matrix product "
     "by schedule steps alone, against the peak), `bench peak` (what this machine can do).",
     json=False,
-    words=_process,
 )

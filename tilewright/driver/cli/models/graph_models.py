@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from tilewright.driver.program.arrays import random_inputs, run_arrays
 from tilewright.driver.program.graph_run import Judged, judge
 from tilewright.driver.program.programs import compile_graph
 from tilewright.driver.program.validation import Report
+from tilewright.graph.specialise import specialise
+from tilewright.graph.values import MOST_WORK, work
 from tilewright.ir.interpret import bind_dims
 from tilewright.ir.node import Graph, Input
 from tilewright.ir.text import parse_graph
@@ -37,18 +41,15 @@ class GraphModel(Model):
     def explained(self, how: How, **options: Any) -> Explanation:
         return explain(compile_graph(self.graph, how.options(**options)))
 
-    def results(self, how: How, step: Step, check: bool = True) -> list[Result]:
+    def results(self, how: How, step: Step, check: bool | None = None) -> list[Result]:
         arrays, sizes = self.arrays(how)
         with step(f"compiling {self.name}"):
             program = compile_graph(self.graph, how.options())
         got = run_arrays(program, arrays, sizes)
-        judged: list[Judged] = []
-        if check:
-            with step("running on the interpreter"):
-                judged = judge(self.graph, arrays, got, sizes)
         names = [f"{self.name} {k}" for k in range(len(got))] if len(got) > 1 else [self.name]
         types = [str(o.dtype) for o in self.graph.outputs]
-        return checked_results(names, types, got, judged)
+        judged = Interpreted(self.graph, arrays, sizes, step, check)
+        return judged.results(names, types, got)
 
     def stages(self, how: How, only_if_wrong: bool) -> list[Report]:
         judged = bisect_graph if only_if_wrong else validate_graph
@@ -71,16 +72,30 @@ class GraphModel(Model):
         return arrays, sizes
 
 
-def checked_results(
-    names: list[str], types: list[str], arrays: list[np.ndarray], judged: list[Judged]
-) -> list[Result]:
-    """Results with what the interpreter said of them, if it was asked."""
-    out = []
-    for k, (name, dtype, array) in enumerate(zip(names, types, arrays, strict=True)):
-        if not judged:
-            out.append(Result(name, dtype, array))
-            continue
-        j = judged[k]
-        why = None if j.right else f"error {j.error:.3g} where {j.allowed:.3g} is allowed"
-        out.append(Result(name, dtype, array, j.error, j.allowed, why))
-    return out
+@dataclass(frozen=True)
+class Interpreted:
+    """A graph's results, compared with those of the interpreter."""
+
+    graph: Graph
+    arguments: Sequence[np.ndarray]
+    sizes: Mapping[str, int]
+    step: Step
+    check: bool | None
+
+    def results(
+        self, names: Sequence[str], types: Sequence[str], got: Sequence[np.ndarray]
+    ) -> list[Result]:
+        plain = [Result(*x) for x in zip(names, types, got, strict=True)]
+        if self.check is False:
+            return plain
+        if self.check is None and work(specialise(self.graph, self.sizes)) > MOST_WORK:
+            why = "the interpreter would take long; --check asks for it"
+            return [replace(r, unchecked=why) for r in plain]
+        with self.step("running on the interpreter"):
+            judged = judge(self.graph, self.arguments, got, self.sizes)
+        return [_with(r, j) for r, j in zip(plain, judged, strict=True)]
+
+
+def _with(r: Result, j: Judged) -> Result:
+    why = None if j.right else f"error {j.error:.3g} where {j.allowed:.3g} is allowed"
+    return replace(r, error=j.error, allowed=j.allowed, problem=why)

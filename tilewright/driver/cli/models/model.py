@@ -52,6 +52,7 @@ class Result:
     error: float | None = None
     allowed: float | None = None
     problem: str | None = None  # why it is wrong
+    unchecked: str | None = None  # why it was not checked, though nobody said so
 
     def facts(self) -> dict[str, Any]:
         """What there is to say of it in numbers."""
@@ -71,6 +72,7 @@ class Result:
             "error": self.error,
             "allowed": self.allowed,
             "right": None if self.error is None else self.problem is None,
+            "unchecked": self.unchecked,
         }
 
 
@@ -80,8 +82,8 @@ class Model(ABC):
     name: str
 
     @abstractmethod
-    def results(self, how: How, step: Step, check: bool = True) -> list[Result]:
-        """Of one call; compared with float64 where `check` says so."""
+    def results(self, how: How, step: Step, check: bool | None = None) -> list[Result]:
+        """Of one call; compared with float64 where `check` says so, None: if that is quick."""
 
     def explained(self, how: How, **options: Any) -> Explanation:
         """Compiled; `options` are further ones of a compilation."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, Unsupported
 from tilewright.capture.onnx.elements import dtype_for, numpy_of
 from tilewright.driver.cli.models.dims import OpenDim
-from tilewright.driver.cli.models.graph_models import checked_results
+from tilewright.driver.cli.models.graph_models import Interpreted
 from tilewright.driver.cli.models.model import How, Model, Result, Step
 from tilewright.driver.export.api import Exported, export
 from tilewright.driver.looking.explain import Explanation, explain
@@ -20,7 +20,6 @@ from tilewright.driver.looking.validate import bisect_graph, validate_graph
 from tilewright.driver.onnx.session import Argument, Session
 from tilewright.driver.onnx.session import load as load_session
 from tilewright.driver.program.arrays import random_array
-from tilewright.driver.program.graph_run import judge
 from tilewright.driver.program.validation import Report
 from tilewright.ir.types import TensorType
 
@@ -47,21 +46,20 @@ class OnnxModel(Model):
         programs = self.compiled(how, **options).programs
         return Explanation(tuple(r for p in programs for r in explain(p).programs))
 
-    def results(self, how: How, step: Step, check: bool = True) -> list[Result]:
+    def results(self, how: How, step: Step, check: bool | None = None) -> list[Result]:
         with step(f"compiling {self.name}"):
             session = self.session(how)
             feeds = self.feeds(session, how)
             found = session.run(None, feeds)
         names = [x.name for x in session.get_outputs()]
-        kept = [(n, a) for n, a in zip(names, found) if isinstance(a, np.ndarray)]
-        arrays = [_wide(a) for _, a in kept]
-        types = [str(a.dtype) for _, a in kept]
-        judged = []
-        if check and len(kept) == len(names):
-            with step("running on the interpreter"):
-                graph, arguments, sizes = session.definition(feeds)
-                judged = judge(graph, arguments, arrays, sizes)
-        return checked_results([n for n, _ in kept], types, arrays, judged)
+        if not all(isinstance(a, np.ndarray) for a in found):
+            raise Unsupported(
+                f"{self.name} has results that are no tensors",
+                hint="call it in Python: tw.onnx.load",
+            )
+        graph, arguments, sizes = session.definition(feeds)
+        judged = Interpreted(graph, arguments, sizes, step, check)
+        return judged.results(names, [str(a.dtype) for a in found], [_wide(a) for a in found])
 
     def exported(self, how: How, path: Path, dims: Sequence[OpenDim], **options: Any) -> Exported:
         values = {name: x.array for name, x in how.inputs.named.items()}

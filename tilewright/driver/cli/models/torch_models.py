@@ -64,9 +64,9 @@ class TorchModel(Model):
         with torch.no_grad():
             return explain(compile(self.program, *self.inputs(how), strict=how.strict, **options))
 
-    def results(self, how: How, step: Step, check: bool = True) -> list[Result]:
+    def results(self, how: How, step: Step, check: bool | None = None) -> list[Result]:
         inputs = self.inputs(how)
-        if not check:
+        if check is False:
             with torch.no_grad():
                 with step(f"compiling {self.name}"):
                     fast = compile(self.program, *inputs, strict=how.strict, passes=how.passes)
