@@ -1,6 +1,7 @@
 """Programs for machines that are not this one: their code is whole, and right where it can run."""
 
 import ctypes
+import re
 import struct
 import time
 from collections.abc import Sequence
@@ -206,6 +207,11 @@ def test_products_of_webassembly() -> None:
         code = "\n".join(assembly(emit(n, target), target) for n in nests)
         assert adds in code and "i8x16.shuffle" in code
         assert "load32_splat" not in code
+        text = "\n".join(emit(n, target) for n in nests)
+        products = set(re.findall(r"(%\w+) = fmul <4 x float>", text))
+        added = re.findall(r"fadd <4 x float> (%\w+), (%\w+)", text)
+        paired = any(x in products and y in products for x, y in added)
+        assert paired == (adds == "f32x4.mul"), "products join each other before their sum"
         assert "v128.load\t32:" in code
 
 
