@@ -108,7 +108,8 @@ static long resident(void) {
   return pages;
 }
 
-/* caller MODE PACKAGE OUT COUNT INPUT…; `two`: the first input is another package's path */
+/* caller MODE PACKAGE OUT COUNT INPUT…; `two`: the first input is another package's path. `time`
+   and `copy` time calls, with weights mapped and copied; COUNT is the number of threads, 0: all. */
 int main(int argc, char **argv) {
   static call calls[8], other;
   tw_package *package;
@@ -117,7 +118,7 @@ int main(int argc, char **argv) {
   double start = now(), opened, first, best = 1e30;
   if (argc < 5) return 2;
   count = atoi(argv[4]);
-  CHECK(tw_open(argv[2], 0, &package));
+  CHECK(tw_open(argv[2], strcmp(mode, "copy") ? 0 : TW_COPY_WEIGHTS, &package));
   opened = now() - start;
   if (!strcmp(mode, "loads")) { /* so many loads and unloads, after some that warm up */
     int before = 0;
@@ -179,7 +180,7 @@ int main(int argc, char **argv) {
     start = now();
     run(&calls[0]);
     first = now() - start;
-    for (k = 0; k < (mode[0] == 't' ? 30 : 1); k++) {
+    for (k = 0; k < (mode[0] == 't' || mode[0] == 'c' ? 30 : 1); k++) {
       double t = now();
       run(&calls[0]);
       t = now() - t;

@@ -4,7 +4,8 @@
 
 Code for this machine runs natively, other code under qemu-user (ziglang compiles the C program that
 calls it). Times of emulated code say nothing; times of native code need an idle machine. `speed` is
-the time of tw.compile's program over that of the package, measured in turns.
+the time of tw.compile's program over that of the package, measured in turns; `copied` the same
+where weights are in memory (TW_COPY_WEIGHTS) instead of mapped from the file.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Row:
     load_ms: float | None = None
     first: float | None = None  # the first call over a steady one
     speed: float | None = None
+    copied: float | None = None
 
 
 def row(name: str, target: str, tiny: bool, timed: bool, folder: Path) -> Row:
@@ -72,16 +74,17 @@ def row(name: str, target: str, tiny: bool, timed: bool, folder: Path) -> Row:
         return Row(name, target, *facts, right)
     with torch.no_grad():
         fast = tw.compile(example.module, *example.inputs)
-        ours: list[float] = []
-        theirs: list[float] = []
+        mapped: list[float] = []
+        copied: list[float] = []
         for _ in range(ROUNDS):
-            theirs.append(min(_seconds(fast, example.inputs) for _ in range(20)))
+            own = min(_seconds(fast, example.inputs) for _ in range(20))
             times.append(called("time", path, out, 0, *files, by=by))
-            ours.append(_number(times[-1], "best") / 1e3)
+            mapped.append(1e3 * own / _number(times[-1], "best"))
+            copied.append(1e3 * own / _number(called("copy", path, out, 0, *files, by=by), "best"))
     loads = [_number(x, "open") for x in times]
     firsts = [_number(x, "first") / _number(x, "best") for x in times[1:]]
-    speed = median(a / b for a, b in zip(theirs, ours))
-    return Row(name, target, *facts, right, median(loads), median(firsts), speed)
+    speeds = median(mapped), median(copied)
+    return Row(name, target, *facts, right, median(loads), median(firsts), *speeds)
 
 
 def _seconds(fast: object, inputs: Sequence[torch.Tensor]) -> float:
@@ -121,7 +124,7 @@ def main() -> int:
     rows: list[Row] = []
     print(
         f"{'model':16} {'target':10} {'code KB':>8} {'weights MB':>11} {'link ms':>8} "
-        f"{'export s':>8} {'load ms':>8} {'first':>6} {'speed':>6}  result"
+        f"{'export s':>8} {'load ms':>8} {'first':>6} {'speed':>6} {'copied':>6}  result"
     )
     for name in given.models.split(","):
         for target in given.targets.split(","):
@@ -130,11 +133,14 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 r = row(name, target, given.tiny, not given.no_times, Path(folder))
             rows.append(r)
-            shown = [f"{x:.2f}" if x is not None else "–" for x in (r.load_ms, r.first, r.speed)]
+            shown = [
+                f"{x:.2f}" if x is not None else "–"
+                for x in (r.load_ms, r.first, r.speed, r.copied)
+            ]
             print(
                 f"{r.model:16} {r.target:10} {r.code / 1e3:8.1f} {r.weights / 1e6:11.1f} "
-                f"{r.link_ms:8.1f} {r.export_s:8.1f} {shown[0]:>8} {shown[1]:>6} {shown[2]:>6}  "
-                f"{r.right}",
+                f"{r.link_ms:8.1f} {r.export_s:8.1f} {shown[0]:>8} {shown[1]:>6} {shown[2]:>6} "
+                f"{shown[3]:>6}  {r.right}",
                 flush=True,
             )
     if given.json:

@@ -16,7 +16,7 @@ from tests.export.harness import called, judge, written
 
 LEVELS = ("x86-64", "x86-64-v3", "x86-64-v4", "riscv64", "riscv64-v", "armv7", "arm64")
 # The processor, and the level that is taken there. The emulator has no AVX-512.
-CASES = {
+CASES: dict[tuple[str, str | None], str] = {
     ("x86_64", None): "x86-64-v3",
     ("x86_64", "qemu64"): "x86-64",
     ("riscv64", None): "riscv64-v",

@@ -81,7 +81,7 @@ def folder(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("suffix", ["", ".twp"])
 def test_one_package_at_many_sizes(net: Net, folder: Path, suffix: str) -> None:
-    package = Package(folder.with_suffix(suffix), flags=1)
+    package = Package(folder.with_suffix(suffix), flags=3 if suffix else 1)
     assert package.inputs == [("x", "f32", ["batch", "24"]), ("ids", "i64", ["2", "3"])]
     assert package.outputs == [("y", "f32", ["batch", "8"]), ("z", "f32", ["2", "8"])]
     assert package.level == "host"
@@ -100,6 +100,35 @@ def test_batch_and_length(tmp_path: Path) -> None:
     for batch, length in ((1, 2), (3, 17), (2, 64), (1, 128), (5, 333)):
         x = torch.randn(batch, length, 16)
         judge(model, [x], package(x.numpy()))
+    package.close()
+
+
+class Kinds(nn.Module):
+    """Results that are inputs, weights, constants, views, twice the same, and of several dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x: torch.Tensor, twice: torch.Tensor, n: int = 3) -> tuple[Any, ...]:
+        y = x + twice[::2]
+        some = x, y, y, self.w, y.t(), x.sum(), x > 0, x.argmax(1)
+        return *some, torch.ones(3), {"deep": y * n, "none": None}
+
+
+def test_results_of_all_kinds(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model, b = Kinds().eval(), Dim("b", min=0, max=50)
+    given = torch.randn(3, 5), torch.randn(6, 5)
+    made = tw.export(model, *given, path=tmp_path / "p", dynamic=({0: b}, {0: 2 * b}))
+    assert [x["shape"] for x in made.manifest["inputs"]] == [["b", 5], ["2*b", 5]]
+    assert made.manifest["outputs"][-1]["name"] == "output9.deep"
+    package = Package(tmp_path / "p")
+    for n in (0, 1, 5):
+        xs = torch.randn(n, 5), torch.randn(2 * n, 5)
+        judge(model, xs, package(*(x.numpy() for x in xs)))
+    with pytest.raises(Failed, match=r"twice has the shape \[2\*b, 5\], and \[5, 5\] was given"):
+        package(np.zeros((2, 5), np.float32), np.zeros((5, 5), np.float32))
     package.close()
 
 

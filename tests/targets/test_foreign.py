@@ -339,3 +339,14 @@ def test_memory_in_webassembly_is_used_again() -> None:
         assert all(p % 64 == 0 for p in found)
     with pytest.raises(wasmtime.Trap):
         exports["twice"](store, 100 << 20)
+
+
+@pytest.mark.parametrize("name", [n for n in PROCESSORS if not n.startswith("wasm")])
+def test_features_can_be_tested_where_a_package_is_loaded(name: str) -> None:
+    target = targets.get(name)
+    tests = targets.family_of(target).tests
+    assert {f[1:] for f in target.features if f[0] == "+"} <= set(tests)
+    for test in tests.values():
+        for word in test.split():
+            kind, *numbers = word.split(":")
+            assert kind in ("cpuid", "xcr0", "hwcap", "hwcap2") and numbers

@@ -81,6 +81,10 @@ class Model:
             for name in own:
                 if own.count(name) > 1:
                     raise Invalid(f"{self.name} has two parts of the name {name!r}")
+        shown = [self.names.get(s.name, s.name) for s in self.symbols]
+        for name in shown:
+            if shown.count(name) > 1:
+                raise Invalid(f"two sizes of {self.name} are called {name}", hint="rename a Dim")
         alone = {d for x in self.inputs for d in x.shape if D.is_sym(d)}
         for s in self.symbols:
             if D.as_int(s) not in alone:

@@ -76,7 +76,8 @@ def _first_lines(problem: Exception) -> str:
 
 
 def _name_of(given: Any) -> str:
-    return getattr(given, "__name__", type(given).__name__)
+    name = getattr(given, "__name__", type(given).__name__)
+    return name if name.isidentifier() else "model"
 
 
 def _as_module(function: Any) -> torch.nn.Module:

@@ -52,6 +52,10 @@ enum {
 /* For tw_open: compare the checksum of the weights too, which reads all of them. That of code is
    always compared, before any of it is mapped executable. */
 #define TW_VERIFY_WEIGHTS 1u
+/* For tw_open: read the weights to memory of this process, in large pages where the system has
+   them. Opening takes longer, and calls that read many weights are a little faster. Without, they
+   are mapped from the file when they are touched, and all processes that do so share them. */
+#define TW_COPY_WEIGHTS 2u
 
 #define TW_MAX_RANK 16
 
@@ -489,8 +493,8 @@ struct tw_package {
   void *map;
   size_t map_bytes;
   const unsigned char *weights;
-  void *unpacked; /* weights that the file has in fewer bits */
-  size_t unpacked_bytes;
+  void *copy; /* of the weights, in memory */
+  size_t copy_bytes;
   int64_t (*code_workspace)(const int64_t *);
   void (*code_shapes)(const int64_t *, int64_t *);
   int32_t (*code_run)(const void *, const void *const *, void *const *, const int64_t *, void *);
@@ -1025,19 +1029,33 @@ static int tw__map_weights(tw_package *p, unsigned flags) {
   return code;
 }
 
-/* Weights as calls read them, where the file has them in fewer bits. */
-static int tw__unpack(tw_package *p) {
-  int64_t bytes = tw__number_of(p, tw__find(p, 0, "weights", TW__OBJECT), "unpacked");
-  void (*unpack)(const void *, void *) = NULL;
-  if (bytes < 0) return 0;
-  if (tw__function(p->code, "tw_unpack", &unpack, sizeof unpack))
-    return tw__fail(TW_ERROR_LOAD, p->path, "its code", "it has no function to unpack weights");
-  p->unpacked_bytes = (size_t)bytes;
-  if (!(p->unpacked = tw__get(p, p->unpacked_bytes))) return TW_ERROR_MEMORY;
-  unpack(p->weights, p->unpacked);
-  p->weights = (const unsigned char *)p->unpacked;
+static void tw__use_copy(tw_package *p) {
+  p->weights = (const unsigned char *)p->copy;
   munmap(p->map, p->map_bytes);
   p->map = NULL;
+}
+
+/* Weights as calls read them, where that is not the file: it has them in fewer bits, or a copy was
+   asked for. */
+static int tw__unpack(tw_package *p, unsigned flags) {
+  int weights = tw__find(p, 0, "weights", TW__OBJECT);
+  int64_t bytes = tw__number_of(p, weights, "unpacked");
+  void (*unpack)(const void *, void *) = NULL;
+  if (!p->map) return 0;
+  if (bytes < 0) {
+    if (!(flags & TW_COPY_WEIGHTS)) return 0;
+    p->copy_bytes = (size_t)tw__number_of(p, weights, "bytes");
+    if (!(p->copy = tw__get(p, p->copy_bytes))) return TW_ERROR_MEMORY;
+    memcpy(p->copy, p->weights, p->copy_bytes);
+    tw__use_copy(p);
+    return 0;
+  }
+  if (tw__function(p->code, "tw_unpack", &unpack, sizeof unpack))
+    return tw__fail(TW_ERROR_LOAD, p->path, "its code", "it has no function to unpack weights");
+  p->copy_bytes = (size_t)bytes;
+  if (!(p->copy = tw__get(p, p->copy_bytes))) return TW_ERROR_MEMORY;
+  unpack(p->weights, p->copy);
+  tw__use_copy(p);
   return 0;
 }
 
@@ -1062,7 +1080,7 @@ static int tw__open(tw_package *p, unsigned flags) {
       tw__function(p->code, "tw_run", &p->code_run, sizeof p->code_run))
     return tw__fail(TW_ERROR_LOAD, p->path, tw__text_of(p, level, "file"),
                     "it has not the functions of a package");
-  if ((code = tw__unpack(p))) return code;
+  if ((code = tw__unpack(p, flags))) return code;
   if (p->zip >= 0) { /* what is mapped needs no descriptor */
     close(p->zip);
     p->zip = -1;
@@ -1105,7 +1123,7 @@ void tw_close(tw_package *p) {
   if (p->zip >= 0) close(p->zip);
   pthread_mutex_destroy(&p->lock);
   tw__give(p, p->spare, p->spare_bytes);
-  tw__give(p, p->unpacked, p->unpacked_bytes);
+  tw__give(p, p->copy, p->copy_bytes);
   tw__give(p, p->details, p->details_bytes);
   tw__give(p, p->tensors, p->tensors_bytes);
   tw__give(p, p->nodes, p->nodes_bytes);
