@@ -25,9 +25,9 @@ _PARALLEL = "tw_parallel"
 _POOL_CALLS = (
     "tw_parallel tw_pool_reset tw_pool_resize tw_pool_set_spin tw_pool_threads tw_pool_workers"
 ).split()
-# Of a module with threads: for those who start them. Memory may grow as far as addresses reach.
+# Of a module whose threads share memory: for those who start them.
 _WORKER_CALLS = ("tw_worker", "tw_pool_resize")
-_MEMORY_PAGES = 65536
+_MEMORY_PAGES = 65536  # it may grow as far as addresses reach
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,14 @@ def linked(made: Compiled, weights: WeightsFile) -> Level:
     if weights.unpacked:
         images = (*images, cached_object(unpacking(weights.unpacked), target))
         exports = (*EXPORTS, "tw_unpack")
+    shared = False
     if family.module:
-        images = (*images, cached_object(family.pool(target), target))
+        pool = cached_object(family.pool(target), target)
+        images = (*images, pool)
+        if set(_WORKER_CALLS) <= set(read_symbols(pool).defined):
+            shared, exports = True, (*exports, *_WORKER_CALLS)
     start = perf_counter()
     if family.module:
-        shared = target.has("atomics")
-        exports = (*exports, *(_WORKER_CALLS if shared else ()))
         code = module(images, exports, memory_pages=_MEMORY_PAGES, shared=shared)
     else:
         needs = {PROCESS: [_PARALLEL, *sorted(family.system)]}
