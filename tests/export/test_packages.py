@@ -91,12 +91,15 @@ def test_one_package_at_many_sizes(net: Net, folder: Path, suffix: str) -> None:
     package.close()
 
 
-def test_batch_and_length(tmp_path: Path) -> None:
+def test_batch_and_length_of_an_exported_program(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = Attention().eval()
-    dynamic = {"x": {0: Dim("batch", max=64), 1: Dim("length", min=2, max=512)}}
-    tw.export(model, torch.randn(2, 9, 16), path=tmp_path / "a.twp", dynamic=dynamic)
+    dims = {"x": {0: Dim("batch", max=64), 1: Dim("length", min=2, max=512)}}
+    exported = torch.export.export(model, (torch.randn(2, 9, 16),), dynamic_shapes=dims)
+    torch.export.save(exported, tmp_path / "a.pt2")
+    tw.export(tmp_path / "a.pt2", path=tmp_path / "a.twp")
     package = Package(tmp_path / "a.twp")
+    assert package.inputs == [("x", "f32", ["x_0", "x_1", "16"])], "torch keeps no names of dims"
     for batch, length in ((1, 2), (3, 17), (2, 64), (1, 128), (5, 333)):
         x = torch.randn(batch, length, 16)
         judge(model, [x], package(x.numpy()))
@@ -354,23 +357,12 @@ def test_models_that_cannot_be_exported(net: Net, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="there is no target 'z80'"):
         tw.export(net, *inputs_of(3), path=tmp_path / "p", target="z80")
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("words")
+    (tmp_path / "mine" / "manifest.json").write_text('{"name": "of something else"}')
     with pytest.raises(Invalid, match="is there, and no package"):
         tw.export(net, *inputs_of(3), path=tmp_path / "mine")
-    assert not (tmp_path / "p").exists()
-
-
-def test_exported_programs(tmp_path: Path) -> None:
-    torch.manual_seed(2)
-    model, x = Attention().eval(), torch.randn(3, 7, 16)
-    dims = {"x": {0: Dim("batch", max=8), 1: Dim("length", min=2, max=64)}}
-    exported = torch.export.export(model, (torch.randn(2, 5, 16),), dynamic_shapes=dims)
-    torch.export.save(exported, tmp_path / "a.pt2")
-    tw.export(tmp_path / "a.pt2", path=tmp_path / "a.twp")
-    package = Package(tmp_path / "a.twp")
-    assert package.inputs == [("x", "f32", ["x_0", "x_1", "16"])]
-    judge(model, [x], package(x.numpy()))
-    package.close()
+    with pytest.raises(Invalid, match="there is no folder"):
+        tw.export(net, *inputs_of(3), path=tmp_path / "none" / "net.twp")
+    assert [x.name for x in tmp_path.iterdir()] == ["mine"]
 
 
 ONNX = """

@@ -48,6 +48,8 @@ def _read(image: bytes, title: str) -> Shared:
     else:
         parts = [(t, f, offset, address, n) for t, offset, address, _, n, _, f, _ in rows]
     loaded = [p for p in parts if p[0] == _LOAD]
+    whole = all(offset + length <= len(image) for _, _, offset, _, length in loaded)
+    require(whole, f"{title} is truncated")
 
     def place(address: int) -> int:
         for _, _, offset, first, length in loaded:

@@ -18,7 +18,7 @@ from tilewright.driver.api import torch_side
 from tilewright.driver.export.levels import Level, compiled, linked, pool_library
 from tilewright.driver.export.manifest import manifest_of, text_of
 from tilewright.driver.export.model import Model
-from tilewright.driver.export.package import MANIFEST, write_package
+from tilewright.driver.export.package import MANIFEST, require_place, write_package
 from tilewright.driver.export.sentences import header
 from tilewright.driver.export.weights import WeightsFile
 from tilewright.ir.target import Target
@@ -63,10 +63,9 @@ def export(
     slower. `weights="f16"` or `"bf16"` stores them rounded to 16 bits; calls read a copy in 32,
     which is made when the package is opened.
     """
-    chosen = _targets(target)
+    chosen, path = _targets(target), Path(path)
+    parent, held = require_place(path), WeightsFile(weights)
     found = _model(model, examples, dynamic, values, name)
-    path = Path(path)
-    held = WeightsFile(weights)
     made = [compiled(found, t, held, winograd) for t in chosen]
     levels = tuple(linked(x, held) for x in made)
     pools: dict[str, tuple[str, bytes]] = {}
@@ -74,7 +73,7 @@ def export(
         arch = x.target.arch
         if arch not in pools and not x.module:
             pools[arch] = f"lib/libtilewright_pool-{arch}.so", pool_library(x.target)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
         stored = Path(folder) / WEIGHTS
         described = held.described(WEIGHTS, held.write(stored))
         if any(x.module for x in levels):

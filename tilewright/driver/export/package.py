@@ -3,6 +3,7 @@ begins on a page of memory so that it can be mapped."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -19,11 +20,20 @@ _LOCAL_HEADER = 30
 _PADDING = 0xD935  # the field by which other tools align files in a zip
 
 
-def write_package(path: Path, files: Mapping[str, bytes | Path]) -> None:
-    """Writes all files, under another name first: a package is whole or not there."""
+def require_place(path: Path) -> Path:
+    """The folder in which a package is to be written; an error if it cannot be."""
     parent = path.absolute().parent
     if not parent.is_dir():
         raise Invalid(f"there is no folder {parent}", hint="make it first")
+    if path.is_dir() if path.suffix == SUFFIX else path.exists() and not _is_package(path):
+        raise Invalid(f"{path} is there, and no package", hint="give a path of its own")
+    return parent
+
+
+def write_package(path: Path, files: Mapping[str, bytes | Path]) -> None:
+    """Writes all files, under another name first: a package is whole or not there. Those that are
+    given by a path are moved."""
+    parent = require_place(path)
     if path.suffix == SUFFIX:
         handle, made = tempfile.mkstemp(dir=parent, prefix=f".{path.name}.")
         os.close(handle)
@@ -34,15 +44,13 @@ def write_package(path: Path, files: Mapping[str, bytes | Path]) -> None:
         finally:
             Path(made).unlink(missing_ok=True)
         return
-    if path.exists() and not _is_package(path):
-        raise Invalid(f"{path} is there, and no package", hint="give a path of its own")
     folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{path.name}."))
     try:
         for name, content in files.items():
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, Path):
-                shutil.copyfile(content, place)
+                shutil.move(content, place)
             else:
                 place.write_bytes(content)
         folder.chmod(0o755)
@@ -54,7 +62,14 @@ def write_package(path: Path, files: Mapping[str, bytes | Path]) -> None:
 
 
 def _is_package(path: Path) -> bool:
-    return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+    """Is it one that may be replaced, or an empty folder?"""
+    if not path.is_dir():
+        return False
+    try:
+        found = json.loads((path / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return not any(path.iterdir())
+    return isinstance(found, dict) and {"format", "levels", "weights"} <= found.keys()
 
 
 def _write_zip(path: Path, files: Mapping[str, bytes | Path]) -> None:
