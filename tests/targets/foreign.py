@@ -4,6 +4,7 @@ ziglang links with a C library, by qemu-user.
 Where one of these is not installed, `runner` skips the test.
 """
 
+import ctypes
 import importlib
 import importlib.util
 import math
@@ -11,6 +12,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +27,7 @@ from tilewright.link.wasm import module
 from tilewright.llvm.objects import compile_object
 from tilewright.runtime.pool_ir import SERIAL_POOL, pool_ir
 from tilewright.runtime.program_data import ProgramData
+from tilewright.targets import family_of
 
 # The system that ziglang links for, and the emulator with the processor it emulates.
 SYSTEMS = {
@@ -75,7 +78,7 @@ def runner(target: Target, folder: Path, threads: int = 1) -> Run:
     if target.arch == "wasm32":
         if importlib.util.find_spec("wasmtime") is None:
             pytest.skip("wasmtime is not installed")
-        return _in_wasmtime
+        return lambda data, inputs, dims: _in_wasmtime(data, inputs, dims, threads)
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("ziglang is not installed, which links programs for other machines")
     if shutil.which(SYSTEMS[target.arch][1][0]) is None:
@@ -154,37 +157,103 @@ def _in_qemu(
     return _outputs(data, dims, found)
 
 
-def _in_wasmtime(
-    data: ProgramData, inputs: Sequence[np.ndarray], dims: Sequence[int]
-) -> list[np.ndarray]:
-    objects = [*data.images, compile_object(SERIAL_POOL, data.target)]
-    linked = module(objects, [data.entry], memory_pages=65536)
-    w: Any = importlib.import_module("wasmtime")
-    config = w.Config()
-    config.wasm_relaxed_simd = True
-    store = w.Store(w.Engine(config))
-    code = w.Module(store.engine, linked)
-    assert not list(code.imports), "a module is whole"
-    exports = w.Instance(store, code, []).exports(store)
-    memory = exports["memory"]
-    sizes, arena = _sizes(data, dims)
+def _shared_memory(w: Any, engine: Any, kind: Any) -> Any:
+    """wasmtime's own class passes a pointer to the pointer that is wanted."""
+    ffi: Any = importlib.import_module("wasmtime._ffi")
 
-    def block(size: int) -> int:
+    class Shared(w.SharedMemory):
+        def _as_extern(self) -> Any:
+            union = ffi.wasmtime_extern_union(sharedmemory=self.ptr())
+            return ffi.wasmtime_extern_t(ffi.WASMTIME_EXTERN_SHAREDMEMORY, union)
+
+    return Shared(engine, kind)
+
+
+class WasmModule:
+    """A module in wasmtime: what it exports, and its memory. With threads, each has an instance of
+    its own, and workers run in the pool until `close`."""
+
+    def __init__(self, code: bytes, threads: int = 1) -> None:
+        w: Any = importlib.import_module("wasmtime")
+        config = w.Config()
+        config.wasm_relaxed_simd = True
+        config.wasm_threads = config.shared_memory = True
+        self.engine = w.Engine(config)
+        self.module = w.Module(self.engine, code)
+        wanted = list(self.module.imports)
+        assert len(wanted) <= 1, "a module needs nothing but memory"
+        self.store = w.Store(self.engine)
+        given = []
+        if wanted:
+            limits = w.Limits(wanted[0].type.limits.min, 4096)
+            self.memory = _shared_memory(w, self.engine, w.MemoryType(limits, shared=True))
+            given = [self.memory]
+        self.exports = w.Instance(self.store, self.module, given).exports(self.store)
+        self.workers: list[threading.Thread] = []
+        if not wanted:
+            self.memory = self.exports["memory"]
+            return
+        self("__wasm_init_memory")
+        self("tw_pool_resize", threads)
+        for k in range(1, threads):
+            stack = self.block(1 << 20) + (1 << 20)
+            self.workers.append(threading.Thread(target=self._work, args=(w, k, stack)))
+            self.workers[-1].start()
+
+    def _work(self, w: Any, number: int, stack: int) -> None:
+        store = w.Store(self.engine)
+        exports = w.Instance(store, self.module, [self.memory]).exports(store)
+        exports["__stack_pointer"].set_value(store, stack)
+        exports["tw_worker"](store, number)
+
+    def __call__(self, name: str, *arguments: int) -> Any:
+        return self.exports[name](self.store, *arguments)
+
+    def block(self, size: int) -> int:
         """New memory, behind what there is."""
-        return memory.grow(store, size // 65536 + 1) * 65536
+        pages = size // 65536 + 1
+        shared = bool(self.workers) or "memory" not in self.exports
+        return 65536 * (self.memory.grow(pages) if shared else self.memory.grow(self.store, pages))
 
-    def written(raw: bytes) -> int:
-        at = block(len(raw))
-        memory.write(store, raw, at)
+    def whole(self) -> Any:
+        """All memory, as it is now."""
+        if "memory" in self.exports:
+            return self.memory.get_buffer_ptr(self.store)
+        kind = ctypes.c_ubyte * self.memory.data_len()
+        return kind.from_address(ctypes.addressof(self.memory.data_ptr().contents))
+
+    def written(self, raw: bytes) -> int:
+        at = self.block(len(raw))
+        self.whole()[at : at + len(raw)] = raw
         return at
 
-    def table(places: Sequence[int]) -> int:
-        return written(struct.pack(f"<{len(places)}I", *places))
+    def read(self, at: int, size: int) -> bytes:
+        return bytes(self.whole()[at : at + size])
 
-    outs = [block(size) for size in sizes]
-    arguments = (table([written(x) for x in _memory(data, inputs)]), table(outs))
-    size_table = written(struct.pack(f"<{len(dims)}q", *dims))
+    def close(self) -> None:
+        if self.workers:
+            self("tw_pool_resize", 1)
+        for worker in self.workers:
+            worker.join()
+
+
+def _in_wasmtime(
+    data: ProgramData, inputs: Sequence[np.ndarray], dims: Sequence[int], threads: int
+) -> list[np.ndarray]:
+    target = data.target
+    objects = [*data.images, compile_object(family_of(target).pool(target), target)]
+    shared = target.has("atomics")
+    exports = [data.entry, *(["tw_worker", "tw_pool_resize"] if shared else [])]
+    m = WasmModule(module(objects, exports, memory_pages=65536, shared=shared), threads)
+    sizes, arena = _sizes(data, dims)
+
+    def table(places: Sequence[int]) -> int:
+        return m.written(struct.pack(f"<{len(places)}I", *places))
+
+    outs = [m.block(size) for size in sizes]
+    arguments = (table([m.written(x) for x in _memory(data, inputs)]), table(outs))
+    size_table = m.written(struct.pack(f"<{len(dims)}q", *dims))
     for _ in range(2):
-        exports[data.entry](store, *arguments, size_table, block(arena))
-    raw = [bytes(memory.read(store, p, p + n)) for p, n in zip(outs, sizes, strict=True)]
-    return _outputs(data, dims, raw)
+        m(data.entry, *arguments, size_table, m.block(arena))
+    m.close()
+    return _outputs(data, dims, [m.read(p, n) for p, n in zip(outs, sizes, strict=True)])

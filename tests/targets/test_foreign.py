@@ -1,6 +1,9 @@
 """Programs for machines that are not this one: their code is whole, and right where it can run."""
 
 import ctypes
+import re
+import struct
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from tests.ops.test_samples import (
     problems,
     samples_of,
 )
-from tests.targets.foreign import runner
+from tests.targets.foreign import WasmModule, runner
 from tilewright import ops, targets
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.driver.program import elsewhere
@@ -35,7 +38,7 @@ from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import assembly, compile_object
 from tilewright.runtime.library import Library
 from tilewright.runtime.objects import read_symbols
-from tilewright.runtime.pool_ir import SERIAL_POOL, pool_ir
+from tilewright.runtime.pool_ir import SERIAL_POOL
 from tilewright.runtime.program import Program
 
 PROCESSORS = [name for name in targets.names()[1:] if targets.get(name).grid is None]
@@ -139,8 +142,9 @@ def check_mlp(name: str, folder: Path, threads: int = 1) -> None:
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
 
 
-def test_weights_and_sizes_in_webassembly(tmp_path: Path) -> None:
-    check_mlp("wasm32", tmp_path)
+@pytest.mark.parametrize(("name", "threads"), [("wasm32", 1), ("wasm32-relaxed-threads", 3)])
+def test_weights_and_sizes_in_webassembly(name: str, threads: int, tmp_path: Path) -> None:
+    check_mlp(name, tmp_path, threads)
 
 
 @pytest.mark.slow
@@ -174,11 +178,15 @@ def test_what_cannot_be_built_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -
         built_elsewhere(mlp(9), armv7, values=mlp_values())
 
 
-@pytest.mark.parametrize("name", [n for n in PROCESSORS if not n.startswith("wasm")])
+@pytest.mark.parametrize("name", PROCESSORS)
 def test_the_pool_needs_the_system_only(name: str) -> None:
     target = targets.get(name)
-    found = read_symbols(compile_object(pool_ir(target.arch, target.pointer_bits), target))
-    assert all(x.startswith(PTHREAD) for x in found.needed), found.needed
+    family = targets.family_of(target)
+    found = read_symbols(compile_object(family.pool(target), target))
+    needed = set(found.needed) - family.system
+    assert all(x.startswith(PTHREAD) for x in needed), needed
+    serial = read_symbols(compile_object(SERIAL_POOL, target))
+    assert set(serial.defined) <= set(found.defined)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
@@ -186,9 +194,6 @@ def test_the_serial_pool_needs_nothing(name: str) -> None:
     target = targets.get(name)
     found = read_symbols(compile_object(SERIAL_POOL, target))
     assert set(found.needed) <= targets.family_of(target).system
-    threads = pool_ir(target.arch, target.pointer_bits)
-    known = [line for line in threads.splitlines() if line.startswith("define") and "@tw_" in line]
-    assert sorted(line.split("(")[0].split("@")[1] for line in known) == sorted(found.defined)
 
 
 def test_products_of_webassembly() -> None:
@@ -202,6 +207,11 @@ def test_products_of_webassembly() -> None:
         code = "\n".join(assembly(emit(n, target), target) for n in nests)
         assert adds in code and "i8x16.shuffle" in code
         assert "load32_splat" not in code
+        text = "\n".join(emit(n, target) for n in nests)
+        products = set(re.findall(r"(%\w+) = fmul <4 x float>", text))
+        added = re.findall(r"fadd <4 x float> (%\w+), (%\w+)", text)
+        paired = any(x in products and y in products for x, y in added)
+        assert paired == (adds == "f32x4.mul"), "products join each other before their sum"
         assert "v128.load\t32:" in code
 
 
@@ -213,6 +223,81 @@ def test_the_serial_pool_runs_chunks_in_order() -> None:
     parallel(chunk, None, 5)
     parallel(chunk, None, 0)
     assert seen == [0, 1, 2, 3, 4]
+
+
+# Chunks count themselves, each of its own region too; a chunk of every 8 waits a while first.
+COUNTED = """
+declare void @tw_parallel(ptr, ptr, i64)
+@counts = global [64 x i32] zeroinitializer
+define internal void @chunk(ptr %ctx, i64 %k) {
+entry:
+  %low = and i64 %k, 7
+  %long = icmp eq i64 %low, 0
+  %many = select i1 %long, i32 20000, i32 1
+  br label %wait
+wait:
+  %i = phi i32 [ 0, %entry ], [ %next, %wait ]
+  %seen = load volatile i32, ptr %ctx
+  %next = add i32 %i, 1
+  %more = icmp ult i32 %next, %many
+  br i1 %more, label %wait, label %count
+count:
+  %at = getelementptr i32, ptr %ctx, i64 %k
+  %old = atomicrmw add ptr %at, i32 1 monotonic
+  ret void
+}
+@came = internal global i32 0
+; Two chunks that wait for each other, each in a thread of its own.
+define internal void @waits(ptr %ctx, i64 %k) {
+entry:
+  %old = atomicrmw add ptr @came, i32 1 seq_cst
+  br label %look
+look:
+  %seen = load atomic i32, ptr @came seq_cst, align 4
+  %odd = and i32 %seen, 1
+  %alone = icmp ne i32 %odd, 0
+  br i1 %alone, label %look, label %end
+end:
+  ret void
+}
+define void @meet() {
+  call void @tw_parallel(ptr @waits, ptr null, i64 2)
+  ret void
+}
+define void @regions(i32 %times) {
+entry:
+  br label %each
+each:
+  %i = phi i32 [ 0, %entry ], [ %next, %each ]
+  call void @tw_parallel(ptr @chunk, ptr @counts, i64 64)
+  %next = add i32 %i, 1
+  %more = icmp ult i32 %next, %times
+  br i1 %more, label %each, label %end
+end:
+  ret void
+}
+"""
+
+
+def test_workers_in_webassembly_run_every_chunk_once() -> None:
+    """Whether they spin or sleep between two calls, and when there are fewer of them."""
+    pytest.importorskip("wasmtime")
+    target = targets.get("wasm32-threads")
+    texts = (COUNTED, targets.family_of(target).pool(target))
+    exports = ["regions", "meet", "counts", "tw_worker", "tw_pool_resize", "tw_pool_workers"]
+    objects = [compile_object(x, target) for x in texts]
+    m = WasmModule(module(objects, exports, memory_pages=4096, shared=True), 3)
+    at = m.exports["counts"].value(m.store)
+    for calls in (300, 1, 300, 1):
+        m("regions", calls)
+        time.sleep(0.005)
+        m("meet")
+    m("tw_pool_resize", 2)
+    assert m("tw_pool_workers") == 1
+    m("regions", 1)
+    m("meet")
+    assert set(struct.unpack("<64i", m.read(at, 256))) == {603}
+    m.close()
 
 
 BLOCKS = """

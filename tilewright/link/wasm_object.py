@@ -7,6 +7,7 @@ and `reloc.…` (places that depend on the final numbers of functions, types and
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tilewright.base.errors import Invalid, Unsupported, require
@@ -16,7 +17,7 @@ from tilewright.link.leb import Reader
 FUNCTION, DATA, GLOBAL, SECTION, TAG, TABLE = range(6)
 WEAK, LOCAL, UNDEFINED, NAMED, RETAINED = 1, 2, 0x10, 0x40, 0x80
 _OF_THREAD, ABSOLUTE = 0x100, 0x200
-_TYPES, _IMPORTS, _FUNCTIONS, _CODE, _DATA = 1, 2, 3, 10, 11
+_TYPES, _IMPORTS, _FUNCTIONS, _EXPORTS, _CODE, _DATA = 1, 2, 3, 7, 10, 11
 _OWN = (4, 6, 13)  # tables, globals, tags
 _SEGMENTS, _INITIAL, _GROUPS, _SYMBOLS = 5, 6, 7, 8
 
@@ -96,6 +97,51 @@ def read_wasm_object(image: bytes, name: str) -> WasmObject:
         raise Invalid(
             f"{name} is damaged: {problem}", hint="compile it again; it may be cut off"
         ) from None
+
+
+@dataclass(frozen=True)
+class WasmModule:
+    """What a linked module says of itself: names that it gives, and that it takes from outside."""
+
+    exports: tuple[str, ...]
+    imports: tuple[str, ...]
+
+
+def read_wasm_module(image: bytes, name: str) -> WasmModule:
+    """`name` is what errors call it."""
+    require(image[:8] == b"\0asm\1\0\0\0", f"{name} is not a module of WebAssembly")
+    exports: list[str] = []
+    imports: list[str] = []
+    try:
+        r = Reader(bytes(image), 8, len(image))
+        while r.more:
+            kind, part = r.byte(), r.part()
+            if kind == _IMPORTS:
+                imports += _imported_names(part)
+            elif kind == _EXPORTS:
+                for _ in range(part.count()):
+                    exports.append(part.name())
+                    part.byte(), part.unsigned()
+    except (ValueError, IndexError) as problem:
+        raise Invalid(f"{name} is damaged: {problem}") from None
+    return WasmModule(tuple(exports), tuple(imports))
+
+
+def _imported_names(part: Reader) -> Iterator[str]:
+    for _ in range(part.count()):
+        yield f"{part.name()}.{part.name()}"
+        kind = part.byte()
+        if kind == 1:  # a table: its type before its limits
+            part.byte()
+        if kind in (1, 2):
+            has_most = part.byte() & 1
+            part.unsigned()
+            if has_most:
+                part.unsigned()
+        elif kind == 3:
+            part.take(2)
+        else:
+            part.unsigned()
 
 
 def _read(image: bytes, o: WasmObject) -> WasmObject:

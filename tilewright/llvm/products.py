@@ -53,6 +53,14 @@ class _Body(Text):
         which = ", ".join([f"i32 {lane}"] * lanes)
         return self.put(f"shufflevector {v} {x}, {v} poison, <{lanes} x i32> <{which}>")
 
+    def total(self, v: str, terms: list[str]) -> str:
+        """The sum of vectors, of neighbours first."""
+        while len(terms) > 1:
+            both = zip(terms[::2], terms[1::2])
+            rest = terms[len(terms) // 2 * 2 :]
+            terms = [*(self.put(f"fadd {v} {x}, {y}") for x, y in both), *rest]
+        return terms[0]
+
     def text(self) -> str:
         return "\n".join(self.out) + "\n"
 
@@ -70,22 +78,21 @@ def fused(function: str) -> Add:
     return add
 
 
-def multiplied_then_added(b: _Body, v: str, acc: str, x: str, y: str) -> str:
-    """By two instructions, for machines without one that does both."""
-    return b.put(f"fadd {v} {acc}, {b.put(f'fmul {v} {x}, {y}')}")
-
-
 @dataclass(frozen=True)
 class FmaTile:
     """c[i,j] += a[i,k] * b[k,j] in float32, the tile of c in registers while k runs.
 
     Where a lies evenly `along` its rows or its columns ("i" or "k"), it is loaded in vectors along
     them, and their lanes are multiplied; otherwise each element is spread where it is read.
+    `pairs`: products are not fused with additions, and those of neighbouring k are added up before
+    they join their sum, which then waits less often for itself. For code of WebAssembly: elsewhere
+    registers would not suffice.
     """
 
     lanes: int
     along: str = ""
     add: Add | None = None  # None: by LLVM's fused multiply-add
+    pairs: bool = False
 
     def __call__(self, sizes: Sizes, ahead: tuple[Ask, ...] = ()) -> str:
         """The body, which prefetches while k runs."""
@@ -105,13 +112,20 @@ class FmaTile:
         p = b.moving("float", "%b", down)
         factors = self.factors(b, a, first, count, len(acc))
         add = self.add or fused(f"llvm.fma.v{n}f32")
+        apart = [[list[str]() for _ in row] for row in acc]
         for u in range(count):
             p = b.at("float", p, ("%b.0", min(u, 1)))
             columns = [b.load(v, b.at("float", p, (n, c)), 4) for c in range(len(acc[0]))]
-            for row, spread in zip(acc, factors(u), strict=True):
+            for row, products, spread in zip(acc, apart, factors(u), strict=True):
                 x = spread()
                 for c, y in enumerate(columns):
-                    row[c] = add(b, v, row[c], x, y)
+                    if self.pairs:
+                        products[c].append(b.put(f"fmul {v} {x}, {y}"))
+                    else:
+                        row[c] = add(b, v, row[c], x, y)
+        for row, products in zip(acc, apart, strict=True):
+            for c, found in enumerate(products):
+                row[c] = b.total(v, [row[c], b.total(v, found)]) if found else row[c]
 
     def factors(
         self, b: _Body, a: str, first: str, count: int, rows: int

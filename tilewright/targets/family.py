@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tilewright.base.machine import CacheSizes
 from tilewright.ir.target import Target
 from tilewright.llvm.objects import HostCpu
+from tilewright.runtime.pool_ir import pool_ir
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,22 @@ class Host:
 C_LIBRARY = frozenset({"malloc", "free", "memcpy", "memmove", "memset"})
 
 
+def _system_pool(target: Target) -> str:
+    return pool_ir(target.arch, target.pointer_bits)
+
+
 @dataclass(frozen=True)
 class Family:
     """One architecture: its names in triples, named presets, and detection.
 
     `system` are names that code may leave open, because the system or the linker defines them;
-    `support` is LLVM text that defines others which LLVM's code or kernels call. `tests` say how a
-    program finds out whether the processor has a feature, by LLVM's name of it: words that all have
-    to hold. `cpuid:LEAF:SUBLEAF:REGISTER:BIT` and `xcr0:MASK` ask an x86 processor and what its
-    system saves, `hwcap:BIT` and `hwcap2:BIT` what Linux tells every process.
+    `support` is LLVM text that defines others which LLVM's code or kernels call; `pool` gives that
+    of the thread pool. `module`: linked code is one file that has everything inside, the pool too,
+    and not a shared object beside others of its process. `tests` say how a program finds out
+    whether the processor has a feature, by LLVM's name of it: words that all have to hold.
+    `cpuid:LEAF:SUBLEAF:REGISTER:BIT` and `xcr0:MASK` ask an x86 processor and what its system
+    saves, `hwcap:BIT` and `hwcap2:BIT` what Linux tells every process, `validate:HEX` an engine
+    whether it takes that module, `shared` whether threads may share memory.
     """
 
     name: str
@@ -41,6 +49,8 @@ class Family:
     describe: Callable[[Host], Target]
     system: frozenset[str] = C_LIBRARY
     support: str = ""
+    pool: Callable[[Target], str] = _system_pool
+    module: bool = False
     tests: Mapping[str, str] = field(default_factory=dict)
 
 

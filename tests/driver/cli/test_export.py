@@ -46,9 +46,24 @@ def test_export_and_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "is not the file that was packaged" in capsys.readouterr().out
 
 
+def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "model.py", tmp_path / "site"
+    file.write_text(FILE)
+    words = ["export", "--web", f"{file}:net", "--out", str(out), "--title", "Three numbers"]
+    assert main([*words, "--target", "wasm32", "--mean", "0.1,0.2,0.3"]) == 0
+    assert "http.server" in capsys.readouterr().out
+    page = json.loads((out / "page.json").read_text())
+    assert page["title"] == "Three numbers" and page["inputs"] == {"input": {"kind": "numbers"}}
+    for name in ("index.html", "tilewright.js", "package/manifest.json", "_headers"):
+        assert (out / name).is_file()
+    assert [x.name for x in (out / "package/code").iterdir()] == ["wasm32.wasm"]
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        (["--labels", "x"], "--labels is for pages"),
+        (["--web", "--target", "x86-64"], "no browser runs code for x86-64"),
         (["--dim", "x.0=batch"], "--dim: net has no input 'x'"),
         (["--dim", "batch"], "--dim batch"),
         (["--dim", "input.0=batch:9"], "'9' is no range of sizes"),

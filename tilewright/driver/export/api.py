@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,18 +71,23 @@ def export(
     pools: dict[str, tuple[str, bytes]] = {}
     for x in levels:
         arch = x.target.arch
-        if arch not in pools:
+        if arch not in pools and not x.module:
             pools[arch] = f"lib/libtilewright_pool-{arch}.so", pool_library(x.target)
     with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
         stored = Path(folder) / WEIGHTS
         described = held.described(WEIGHTS, held.write(stored))
+        if any(x.module for x in levels):
+            with stored.open("rb") as file:
+                described["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
         options = {"winograd": winograd, "weights": weights}
         manifest = manifest_of(found, levels, pools, described, options)
-        interface = c_header().encode()
-        manifest["header"] = file_of(HEADER, interface)
         content: dict[str, bytes | Path] = {x.file: x.code for x in levels}
         content |= dict(pools.values())
-        content |= {WEIGHTS: stored, HEADER: interface, MANIFEST: text_of(manifest)}
+        if pools:
+            interface = c_header().encode()
+            manifest["header"] = file_of(HEADER, interface)
+            content[HEADER] = interface
+        content |= {WEIGHTS: stored, MANIFEST: text_of(manifest)}
         write_package(path, content)
     return Exported(path, manifest, levels)
 

@@ -16,6 +16,7 @@ from tilewright.driver.export.manifest import FORMAT
 from tilewright.driver.export.package import MANIFEST
 from tilewright.driver.export.sentences import SENTENCES
 from tilewright.link.shared import Shared, read_shared
+from tilewright.link.wasm_object import WasmModule, read_wasm_module
 from tilewright_runtime.files import SIGNATURE
 
 
@@ -35,6 +36,7 @@ class Info:
     manifest: Mapping[str, Any]
     files: tuple[FileInfo, ...]
     libraries: Mapping[str, Shared]  # by file
+    modules: Mapping[str, WasmModule]
     verified: bool
 
     @property
@@ -115,7 +117,9 @@ def described(manifest: Mapping[str, Any], path: Path) -> dict[str, tuple[str, M
     try:
         found = [(f"code for {x['target']}", x) for x in manifest["levels"]]
         found += [(f"threads on {arch}", x) for arch, x in manifest["pool"].items()]
-        found += [("weights", manifest["weights"]), ("C interface", manifest["header"])]
+        found.append(("weights", manifest["weights"]))
+        if "header" in manifest:  # modules of WebAssembly need none
+            found.append(("C interface", manifest["header"]))
         return {x["file"]: (purpose, x) for purpose, x in found}
     except (KeyError, TypeError, AttributeError) as problem:
         why = f"its manifest lacks {problem}"
@@ -128,17 +132,19 @@ def info(path: str | Path, verify: bool = False) -> Info:
     files = Files(path)
     manifest, sizes = read_manifest(files), files.sizes()
     known = described(manifest, path)
-    found, libraries = [], {}
+    found, libraries, modules = [], {}, {}
     for name, (purpose, entry) in known.items():
         problem = _problem(files, name, entry, sizes, verify)
         found.append(FileInfo(name, sizes.get(name, 0), purpose, problem))
         if not problem and name.endswith(".so"):
             libraries[name] = read_shared(files.read(name), name)
+        elif not problem and name.endswith(".wasm"):
+            modules[name] = read_wasm_module(files.read(name), name)
     others = {MANIFEST: "manifest", SIGNATURE: "signature of the manifest"}
     for name, size in sizes.items():
         if name not in known:
             found.append(FileInfo(name, size, others.get(name, "not in the manifest")))
-    return Info(path, manifest, tuple(found), libraries, verify)
+    return Info(path, manifest, tuple(found), libraries, modules, verify)
 
 
 def _problem(

@@ -1,4 +1,4 @@
-"""Code for one target: a shared object, with the features that it needs of a machine."""
+"""Code for one target: a shared object or a module, with the features that a machine needs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tilewright.driver.program.options import Options
 from tilewright.ir.node import Input
 from tilewright.ir.target import Target
 from tilewright.link.elf import PROCESS, shared_object
+from tilewright.link.wasm import module
 from tilewright.llvm.objects import cached_object
 from tilewright.runtime.objects import read_symbols
-from tilewright.runtime.pool_ir import pool_ir
 from tilewright.targets import family_of
 
 POOL = "libtilewright_pool.so.1"
@@ -25,6 +25,9 @@ _PARALLEL = "tw_parallel"
 _POOL_CALLS = (
     "tw_parallel tw_pool_reset tw_pool_resize tw_pool_set_spin tw_pool_threads tw_pool_workers"
 ).split()
+# Of a module whose threads share memory: for those who start them.
+_WORKER_CALLS = ("tw_worker", "tw_pool_resize")
+_MEMORY_PAGES = 65536  # it may grow as far as addresses reach
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,12 @@ class Level:
 
     @property
     def file(self) -> str:
-        return f"code/{self.target.name}.so"
+        return f"code/{self.target.name}.{'wasm' if self.module else 'so'}"
+
+    @property
+    def module(self) -> bool:
+        """Is its pool inside?"""
+        return family_of(self.target).module
 
     @property
     def features(self) -> dict[str, str]:
@@ -73,17 +81,27 @@ def compiled(model: Model, target: Target, weights: WeightsFile, winograd: bool)
 
 
 def linked(made: Compiled, weights: WeightsFile) -> Level:
-    """The shared object of a level."""
+    """The shared object of a level, or its module, which has the pool inside."""
     target, images, exports = made.target, made.images, EXPORTS
+    family = family_of(target)
     if weights.unpacked:
         images = (*images, cached_object(unpacking(weights.unpacked), target))
         exports = (*EXPORTS, "tw_unpack")
-    needs = {PROCESS: [_PARALLEL, *sorted(family_of(target).system)]}
+    shared = False
+    if family.module:
+        pool = cached_object(family.pool(target), target)
+        images = (*images, pool)
+        if set(_WORKER_CALLS) <= set(read_symbols(pool).defined):
+            shared, exports = True, (*exports, *_WORKER_CALLS)
     start = perf_counter()
-    code = shared_object(images, exports, name=f"tilewright-{target.name}.so", needs=needs)
+    if family.module:
+        code = module(images, exports, memory_pages=_MEMORY_PAGES, shared=shared)
+    else:
+        needs = {PROCESS: [_PARALLEL, *sorted(family.system)]}
+        code = shared_object(images, exports, name=f"tilewright-{target.name}.so", needs=needs)
     seconds = perf_counter() - start
     needs_pool = any(_PARALLEL in read_symbols(image).needed for image in images)
-    return Level(target, code, needs_pool, seconds)
+    return Level(target, code, needs_pool and not family.module, seconds)
 
 
 def pool_library(target: Target) -> bytes:
@@ -92,6 +110,6 @@ def pool_library(target: Target) -> bytes:
     least = next((p for p in family.presets if p.arch == target.arch), None)
     if least is None:
         raise Unsupported(f"{target.arch} has no preset that runs everywhere")
-    image = cached_object(pool_ir(least.arch, least.pointer_bits), least)
+    image = cached_object(family.pool(least), least)
     open_names = sorted(read_symbols(image).needed)
     return shared_object([image], _POOL_CALLS, name=POOL, needs={PROCESS: open_names})

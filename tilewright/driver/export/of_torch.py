@@ -46,8 +46,10 @@ def model_of_torch(given: Any, examples: Sequence[Any], dynamic: Any, name: str 
     if not examples and inspect.signature(module.forward).parameters:
         raise Invalid(f"{name} needs example inputs", hint="tw.export(model, x, path=…)")
     try:
+        # Of one tensor that is given twice torch would make one input, and leave the other unread.
         with torch.no_grad():
-            exported = torch.export.export(module, tuple(examples), dynamic_shapes=dynamic)
+            apart = pytree.tree_map_only(torch.Tensor, torch.clone, tuple(examples))
+            exported = torch.export.export(module, apart, dynamic_shapes=dynamic)
     except Exception as problem:
         raise Unsupported(
             f"torch.export cannot capture {name}: {_first_lines(problem)}",

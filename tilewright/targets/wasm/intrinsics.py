@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.ir.product import Product
 from tilewright.ir.types import f32
 from tilewright.kernel.intrinsic import declare_product
-from tilewright.llvm.products import FmaTile, fused, multiplied_then_added
+from tilewright.llvm.products import FmaTile, fused
 
 _V = "<4 x float>"
 _MADD = "llvm.wasm.relaxed.madd.v4f32"
@@ -16,11 +16,11 @@ def _products(name: str, relaxed: bool) -> tuple[Product, Product]:
     that spread one element each take longer."""
     feature = "relaxed-simd" if relaxed else "simd128"
     declares = (f"declare {_V} @{_MADD}({_V}, {_V}, {_V})",) if relaxed else ()
-    add = fused(_MADD) if relaxed else multiplied_then_added
+    add = fused(_MADD) if relaxed else None
     found = [
         declare_product(
             Product(own, f32, f32, f32, rows=8, columns=8, lanes=4, loads=loads),
-            FmaTile(4, "k" if loads == "sum" else "i", add),
+            FmaTile(4, "k" if loads == "sum" else "i", add, pairs=not relaxed),
             declares,
             (feature,),
         )

@@ -43,7 +43,10 @@ def _info(given: argparse.Namespace, out: Shown) -> int:
             f"needs {', '.join(library.needed) or 'no library by name'}; "
             f"is mapped {', '.join(library.rights)}"
         )
-    out.put(libraries=found.libraries, problems=found.problems)
+    for name, module in found.modules.items():
+        takes = ", ".join(module.imports) or "nothing"
+        out.say(f"{name}: gives {', '.join(module.exports)}; takes {takes}")
+    out.put(libraries=found.libraries, modules=found.modules, problems=found.problems)
     for problem in found.problems:
         out.say(f"wrong: {problem}", "bold red")
     if found.verified and not found.problems:
