@@ -149,9 +149,9 @@ def test_loops_of_any_size_are_written_out() -> None:
     """Several iterations at a time, with a tail where sizes do not divide."""
     scan = parse_group("""
 group scan
-  in a: f32[19,101]
-  out y: f32[19,101]
-  y[y.i,y.j] = select(#(y.j) > 0, y[y.i,y.j-1], 0.0) + a[y.i,y.j] for y.i in 19, y.j in 101 in order
+  in a: f32[3,37]
+  out y: f32[3,37]
+  y[y.i,y.j] = select(#(y.j) > 0, y[y.i,y.j-1], 0.0) + a[y.i,y.j] for y.i in 3, y.j in 37 in order
 """)
     space = made(scan)
     (name,) = (n for n in opened(space, Unroll) if "unroll" in n)
