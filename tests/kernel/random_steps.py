@@ -55,6 +55,7 @@ from tilewright.kernel.steps.retype import Retype
 from tilewright.kernel.steps.reverse_compute_at import ReverseComputeAt
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.slide import Slide
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.storage_align import StorageAlign
 from tilewright.kernel.steps.tensorize import Tensorize
@@ -146,6 +147,14 @@ def _fuse_axes(n: Nest, rng: random.Random) -> Step | None:
         return None
     b = rng.choice(found)
     return FuseAxes(b.name, rng.randrange(len(b.shape)))
+
+
+def _slide(n: Nest, rng: random.Random) -> Step | None:
+    found = [b for b in n.buffers if b.scope == "local" and len(b.shape) > 1]
+    if not found:
+        return None
+    b = rng.choice(found)
+    return Slide(b.name, *rng.sample(range(len(b.shape)), 2))
 
 
 def _parallel(n: Nest, rng: random.Random) -> Step | None:
@@ -440,6 +449,7 @@ _TABLE: list[tuple[Maker, int]] = [
     (_reorder, 5),
     (_fuse, 4),
     (_fuse_axes, 1),
+    (_slide, 1),
     (_parallel, 3),
     (_vectorize, 5),
     (_unroll, 3),

@@ -405,6 +405,16 @@ group matrices
   s[s.i0,s.i1] add= a[s.i0,s.r0] * b[s.r0,s.i1] for s.i0 in 4, s.i1 in 6, s.r0 in 10 from 0.0
   y[y.i0,y.i1] = exp(s[y.i0,y.i1]) for y.i0 in 4, y.i1 in 6
 """
+POOLED = """
+group pooled
+  in x: f32[7,9]
+  out y: f32[3,4]
+  local t: f32[3,4]
+  t[t.i0,t.i1] max= x[2*t.i0+t.r0,2*t.i1+t.r1] \
+for t.i0 in 3, t.i1 in 4, t.r0 in 3, t.r1 in 3 from -inf
+  y[y.i0,y.i1] = exp(t[y.i0,y.i1]) for y.i0 in 3, y.i1 in 4
+"""
+DOWN = "RFactor('t', ('t.r1',), 'w')"
 ZEROS = "Pad('u', 1, 4, zeros=True)\nPad('v', 0, 4, zeros=True)"
 
 # name of the golden file: (group or nest, steps before, the step)
@@ -415,6 +425,7 @@ EXAMPLES = {
     "fuse": (GRID, "", "Fuse('y.i0', 'y.i1', 'y.f')"),
     "library": (MATRICES, "", "Library(('s',))"),
     "fuse-axes": (TWO, "", "FuseAxes('t', 0)"),
+    "slide": (POOLED, DOWN, "Slide('w', 1, 2)"),
     "parallel": (GRID, "", "Parallel('y.i0', 2)"),
     "vectorize": (GRID, "", "Vectorize('y.i1')"),
     "vectorize-masked": (SYMBOLIC, "Split('y.i0', 4)", "Vectorize('y.i0.1', masked=True)"),

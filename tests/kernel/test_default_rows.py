@@ -105,8 +105,9 @@ def test_blocks_of_columns_fill_half_of_the_registers(machine: str, lanes: int) 
 def test_rows_of_a_scan_run_side_by_side(rows: int) -> None:
     group = parse_group(SCAN.format(rows=rows, value=VALUE))
     _, nest = default_schedule(group, default())
-    unrolled = [x for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "unroll"]
-    assert unrolled and unrolled[0].extent == 8
+    inmost = [p[-1] for _, p in stores(nest)]
+    left_over = [rows % 8] if rows % 8 else []
+    assert [(x.kind, x.extent) for x in inmost] == [("unroll", n) for n in (8, *left_over)]
     judged(group, nest)
 
 
@@ -124,6 +125,16 @@ def test_a_scan_along_another_axis_has_columns_as_lanes() -> None:
     assert all(p[-1].kind == "lane" for _, p in stores(nest))
     assert any(p[0].kind == "parallel" for _, p in stores(nest))
     judged(group, nest)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_each_thread_has_columns_of_a_scan(threads: int) -> None:
+    """Also where columns are no multiple: what is left over is no thread's share."""
+    value = "select(#(y.i0) > 0, y[y.i0-1,y.i1] + a[y.i0,y.i1], a[y.i0,y.i1])"
+    group = parse_group(SCAN.format(rows=16, value=value).replace("30", "257"))
+    _, nest = default_schedule(group, replace(get("x86-64-v4"), cores=threads))
+    shared = [p[0] for _, p in stores(nest) if p[0].kind == "parallel"]
+    assert shared and all(x.extent == threads for x in shared)
 
 
 def stores(nest: Nest) -> list[tuple[Store, Path]]:

@@ -3,6 +3,11 @@ random. Curves of the best time so far over trials, as a table and a page.
 
 python -m tests.tune.ablation --replay FILE   schedules that `tilewright tune collect` measured
 python -m tests.tune.ablation --live 6        groups drawn at random, measured on this machine
+
+A replay measures nothing: each search takes a few of the measured schedules of a group at a time,
+by its model, and is told their times. `pretrained` begins with trees that were trained on other
+groups, `learned` with none; both learn from what they take. Groups are divided into five parts, and
+those of a part are searched with trees of the other four; `--parts 1` replays one of them only.
 """
 
 from __future__ import annotations
@@ -42,6 +47,7 @@ SHOWN = (0, 8, 16, 24, 32, 48, 64)
 # The best time so far, relative to the default schedule's, after each number of trials.
 Curve = list[float]
 COLOURS = {
+    "best": "#ccc",  # of all that were measured, known at once
     "random": "#999",
     "analytic": "#36c",
     "learned": "#c63",
@@ -52,6 +58,8 @@ COLOURS = {
 def replayed(m: Measurements, way: str, first: Path | None, trials: int, seed: int) -> Curve:
     """A search that can only take schedules that were measured, a few at a time."""
     times, rows, rng = m.query.times, m.query.rows, Random(seed)
+    if way == "best":
+        return [1.0] + [min(1.0, float(2.0 ** times.min()))] * trials
     left = list(range(1, len(times)))
     rng.shuffle(left)
     done, curve = [0], [1.0]
@@ -78,19 +86,22 @@ def _scores(m: Measurements, done: list[int], first: Path | None) -> np.ndarray:
 
 
 def replay(
-    found: Sequence[Measurements], trials: int, seeds: int, trees: int = 200
+    found: Sequence[Measurements], trials: int, seeds: int, trees: int = 200, parts: int = FOLDS
 ) -> Iterator[tuple[str, list[Curve]]]:
-    """Each way over all groups; what is pretrained never saw the group that it searches."""
+    """Each way over the groups of some parts; what is pretrained never saw a group that it
+    searches, nor the same one once more."""
+    number = {text: k % FOLDS for k, text in enumerate(dict.fromkeys(m.text for m in found))}
     with tempfile.TemporaryDirectory() as folder:
         files = []
-        for part in range(FOLDS):
-            others = [m for k, m in enumerate(found) if k % FOLDS != part]
+        for part in range(parts):
+            others = [m for m in found if number[m.text] != part]
             files.append(Path(folder) / f"{part}.txt")
             trained(others, trees).save_model(str(files[-1]))
+        searched = [m for m in found if number[m.text] < parts]
         for way in COLOURS:
             curves = []
-            for k, m in enumerate(found):
-                first = files[k % FOLDS] if way == "pretrained" else None
+            for m in searched:
+                first = files[number[m.text]] if way == "pretrained" else None
                 curves += [replayed(m, way, first, trials, s) for s in range(seeds)]
             yield way, curves
 
@@ -130,28 +141,42 @@ def mean(curves: Sequence[Curve]) -> Curve:
     return [float(x) for x in np.exp(np.log(np.array(curves)).mean(axis=0))]
 
 
-def page(means: Mapping[str, Curve], width: int = 720, height: int = 400) -> str:
-    """A picture of all curves, as a page that needs nothing else."""
+def picture(means: Mapping[str, Curve], width: int = 720, height: int = 400) -> str:
+    """All curves as a picture (SVG)."""
     least = min(min(c) for c in means.values())
     count = max(len(c) for c in means.values()) - 1
-    span, parts = max(1e-9, 1 - least), []
+    left, right, top, bottom = 60, width - 20, 20, height - 50
+
+    def x(i: float) -> float:
+        return left + (right - left) * i / max(1, count)
+
+    def y(value: float) -> float:
+        return bottom - (bottom - top) * (value - least) / max(1e-9, 1 - least)
+
+    parts = []
+    for k in range(6):
+        value, i = least + (1 - least) * k / 5, count * k // 5
+        line = f"M{left} {y(value):.1f}H{right}"
+        parts.append(f'<path d="{line}" stroke="#eee"/>')
+        parts.append(f'<text x="14" y="{y(value) + 5:.1f}" fill="#555">{value:.2f}</text>')
+        parts.append(f'<text x="{x(i):.1f}" y="{bottom + 18}" fill="#555">{i}</text>')
     for k, (way, curve) in enumerate(means.items()):
-        at = " ".join(
-            f"{60 + (width - 80) * i / max(1, count):.1f},"
-            f"{20 + (height - 60) * (1 - (y - least) / span):.1f}"
-            for i, y in enumerate(curve)
-        )
-        colour, y = COLOURS[way], 34 + 18 * k
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{at}"/>')
-        said = f"{way}: {curve[-1]:.3f}"
-        parts.append(f'<text x="{width - 160}" y="{y}" fill="{colour}">{said}</text>')
-    axis = "best time by the default schedule's, over trials"
-    parts.append(f'<text x="60" y="{height - 12}">{axis} (0 to {count})</text>')
-    parts.append(f'<text x="10" y="{height - 36}">1.00</text>')
-    parts.append(f'<text x="10" y="24">{least:.2f}</text>')
-    svg = f'<svg viewBox="0 0 {width} {height}" font-size="14">{"".join(parts)}</svg>'
+        at = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(curve))
+        style = f'fill="none" stroke="{COLOURS[way]}" stroke-width="2"'
+        parts.append(f'<polyline {style} points="{at}"/>')
+        where = f'x="{width - 150}" y="{34 + 18 * k}" fill="{COLOURS[way]}"'
+        parts.append(f"<text {where}>{way}: {curve[-1]:.3f}</text>")
+    said = "best time so far by the default schedule's, over trials"
+    parts.append(f'<text x="{left}" y="{height - 10}">{said}</text>')
+    head = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="14"'
+    return f"<svg {head}>{''.join(parts)}</svg>"
+
+
+def page(means: Mapping[str, Curve]) -> str:
+    """The picture as a page that needs nothing else."""
     style = "body{font:15px system-ui,sans-serif;max-width:60rem;margin:2rem auto}"
-    return f"<!doctype html><meta charset=utf-8><title>ablation</title><style>{style}</style>{svg}"
+    head = f"<meta charset=utf-8><title>ablation</title><style>{style}</style>"
+    return f"<!doctype html>{head}{picture(means)}"
 
 
 def table(means: Mapping[str, Curve]) -> str:
@@ -168,16 +193,22 @@ def main() -> None:
     parser.add_argument("--live", type=int, metavar="GROUPS", default=6)
     parser.add_argument("--trials", type=int, default=48)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--page", type=Path, default=Path("ablation.html"))
+    parser.add_argument("--parts", type=int, default=FOLDS, help=f"of the {FOLDS}, to replay")
+    parser.add_argument(
+        "--page", type=Path, default=Path("ablation.html"), help="or .svg: the picture alone"
+    )
     given = parser.parse_args()
     if given.replay is not None:
-        found, _ = all_measurements(load_samples(given.replay)[0])
-        ways = replay(found, given.trials, given.seeds)
+        samples, problems = load_samples(given.replay)
+        found, more = all_measurements(samples)
+        for problem in (*problems, *more):
+            print(problem)
+        ways = replay(found, given.trials, given.seeds, parts=given.parts)
     else:
         ways = live(given.live, given.trials, given.seeds)
     means = {way: mean(curves) for way, curves in ways}
     print(table(means))
-    given.page.write_text(page(means))
+    given.page.write_text(picture(means) if given.page.suffix == ".svg" else page(means))
     print(f"curves are in {given.page}")
 
 

@@ -156,9 +156,13 @@ def run(
         made.start()
         return made
 
-    process = started()
+    process, lines, read = started(), 0, 0
     while process.is_alive():
-        lines = path.read_bytes().count(b"\n") if path.exists() else 0
+        if path.exists() and path.stat().st_size > read:  # only what is new
+            with open(path, "rb") as file:
+                file.seek(read)
+                new = file.read()
+            lines, read = lines + new.count(b"\n"), read + len(new)
         if done < kills and lines >= total * (done + 1) // (kills + 1):
             process.kill()
             process.join()

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim, Quo, Sym
-from tilewright.ir.expr import Fn, Load
+from tilewright.ir.dim import Dim, Int, Quo, Sym
+from tilewright.ir.expr import Fn, Load, Value
 from tilewright.ir.expr import walk as walk_value
 from tilewright.ir.scalar import cost_of
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import INTRINSICS
-from tilewright.kernel.nest import Loop, Nest, Stmt, Store, store_loads, walk
+from tilewright.kernel.nest import Loop, Nest, Stmt, Store, bodies, walk
 
 # Part of a cache that the data can use: lines of other arrays and of the code take the rest.
 SHARE = 0.8
@@ -37,6 +38,7 @@ EXPOSED = 0.25
 # Cycles of a register that a step of a sum stores and loads again, as measured: all wait for it.
 SPILL = 1.5
 _WRITTEN_OUT = ("unroll", "lane", "tensor")
+_NONE: frozenset[Sym] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -176,15 +178,79 @@ class _Leaf:
         return found is not None and found.product is not None and found.product.loads == "each"
 
 
+# What follows from values and indices alone is remembered: the nests that a search compares have
+# most of theirs in common.
+REMEMBERED = 8192
+# How far each loop moves an index that is a sum of multiples of loops.
+_Steps = tuple[tuple[Sym, float], ...]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a value is computed of, each once."""
+
+    values: tuple[Value, ...]
+    functions: tuple[Fn, ...]
+    loads: tuple[Load, ...]  # of buffers
+    cost: int  # of the functions
+
+
+@lru_cache(REMEMBERED)
+def computed(v: Value) -> Computed:
+    values = tuple(walk_value(v))
+    functions = tuple(x for x in values if isinstance(x, Fn))
+    read = tuple(x for x in values if isinstance(x, Load) and isinstance(x.source, str))
+    return Computed(values, functions, read, sum(cost_of(x.name) for x in functions))
+
+
+@lru_cache(REMEMBERED)
+def index_symbols(index: tuple[Dim, ...]) -> frozenset[Sym]:
+    return frozenset().union(*map(D.symbols, index))
+
+
+@lru_cache(REMEMBERED)
+def _multiples(x: Int) -> tuple[tuple[Sym, int], ...] | None:
+    """The symbols of a sum of their multiples; None where it is none."""
+    out = []
+    for mono, c in x.terms:
+        if len(mono) == 1 and isinstance(mono[0], Sym):
+            out.append((mono[0], abs(c)))
+        elif mono:
+            return None
+    return tuple(out)
+
+
+@lru_cache(REMEMBERED)
+def step_along(index: tuple[Dim, ...], sizes: tuple[int, ...], v: Sym) -> int | None:
+    """How far apart in a buffer of such sizes neighbouring iterations of a loop are; None: not
+    evenly."""
+    total, stride = 0, 1
+    for i, size in zip(reversed(index), reversed(sizes), strict=True):
+        if not isinstance(i, int) and v in D.symbols(i):
+            c = D.coefficient(i, v)
+            if not isinstance(c, int):
+                return None
+            total += c * stride
+        stride *= size
+    return total
+
+
 @dataclass
 class _Access:
-    """One use of memory: the place, and per axis how far the variables of loops reach."""
+    """One use of memory: the place, and per axis how far the variables of loops reach; None where
+    the index is no sum of multiples of them."""
 
     buffer: Buffer
     index: tuple[Dim, ...]
     symbols: frozenset[Sym]
+    sizes: tuple[int, ...]  # of the buffer's axes
+    steps: tuple[_Steps | None, ...]
     weight: float = 1.0
     known: dict[frozenset[Sym], float] = field(default_factory=dict)
+
+
+# An access, and those loops around it that choose its place.
+_Reach = tuple[_Access, frozenset[Sym]]
 
 
 class CostModel:
@@ -196,12 +262,16 @@ class CostModel:
         self.sizes = [SHARE * s for s in (target.l1, target.l2, target.l3)]
         self.trips: dict[Sym, int] = {}
         self.middle: dict[str, int] = {s.name: guess(D.as_int(s)) for s in nest.dims}
-        self.uses: dict[int, list[_Access]] = {}
-        self.inner: dict[int, frozenset[Sym]] = {}
-        self.seen: dict[int, dict[str, float]] = {}
+        self.walked = list(walk(nest.body))
+        self._sizes: dict[str, tuple[int, ...]] = {}
+        self._places: dict[tuple[str, tuple[Dim, ...], float], _Access] = {}
+        self._uses: dict[int, list[_Access]] = {}
+        self._reaches: dict[int, list[_Reach]] = {}
+        self._touched: dict[int, dict[str, float]] = {}
+        self._bodies: dict[int, float] = {}
         # Straight-line code that was counted, and the loop right around it.
         self.lines: list[tuple[Loop | None, Count]] = []
-        for s, _ in walk(nest.body):
+        for s, _ in self.walked:
             if isinstance(s, Loop):
                 n = max(0, self.number(s.extent))
                 self.trips[s.var] = n
@@ -215,61 +285,102 @@ class CostModel:
             return guess(x)
         return int(D.evaluate(x, self.middle, lambda _: 0))
 
+    def shape(self, b: Buffer) -> tuple[int, ...]:
+        found = self._sizes.get(b.name)
+        if found is None:
+            found = self._sizes[b.name] = tuple(map(self.number, b.shape))
+        return found
+
+    def loads(self, s: Store) -> list[Load]:
+        """What a store reads from buffers, in its value and its indices."""
+        out = list(computed(s.value).loads)
+        for i in s.index:
+            for v in D.data_values(i):
+                out += computed(v).loads
+        return out
+
     # ---- memory
 
     def accesses(self, s: Store) -> list[_Access]:
-        found = self.uses.get(id(s))
+        found = self._uses.get(id(s))
         if found is None:
             places = {(s.buffer, s.index): WRITTEN}
-            for x in store_loads(s):
-                if isinstance(x.source, str):
-                    places.setdefault((x.source, x.index), 1.0)
-            found = self.uses[id(s)] = [
-                _Access(self.buffers[b], i, frozenset().union(*map(D.symbols, i)), weight)
+            for x in self.loads(s):
+                places.setdefault((str(x.source), x.index), 1.0)
+            found = self._uses[id(s)] = [
+                self._access(self.buffers[b], i, weight)
                 for (b, i), weight in places.items()
                 if self.buffers[b].scope != "register"
             ]
         return found
 
+    def _access(self, b: Buffer, index: tuple[Dim, ...], weight: float) -> _Access:
+        key = b.name, index, weight
+        found = self._places.get(key)
+        if found is None:
+            steps = tuple(map(self._steps, index))
+            found = _Access(b, index, index_symbols(index), self.shape(b), steps, weight)
+            self._places[key] = found
+        return found
+
+    def _steps(self, x: Dim) -> _Steps | None:
+        if isinstance(x, int):
+            return ()
+        found, trips = _multiples(x), self.trips
+        if found is None:
+            return None
+        return tuple([(v, float(c * (trips[v] - 1))) for v, c in found if trips.get(v, 1) > 1])
+
     def touched(self, s: Stmt) -> dict[str, float]:
         """Bytes of each buffer, in whole lines, that a statement touches while the loops in it
         run."""
-        found = self.seen.get(id(s))
-        if found is not None:
-            return found
-        out: dict[str, float] = {}
-        for x, p in walk((s,)):
-            if isinstance(x, Store):
-                free = frozenset(q.var for q in p)
-                for a in self.accesses(x):
-                    size = self.bytes_of(a, free)
-                    out[a.buffer.name] = max(out.get(a.buffer.name, 0), size)
-        self.seen[id(s)] = out
-        return out
+        found = self._touched.get(id(s))
+        if found is None:
+            found = self._touched[id(s)] = {}
+            for a, free in self._reach(s):
+                size, name = self.bytes_of(a, free), a.buffer.name
+                if size > found.get(name, 0):
+                    found[name] = size
+        return found
+
+    def _reach(self, s: Stmt) -> list[_Reach]:
+        """All accesses of a statement, with the loops inside it that choose their places."""
+        found = self._reaches.get(id(s))
+        if found is None:
+            if isinstance(s, Store):
+                found = [(a, _NONE) for a in self.accesses(s)]
+            else:
+                found = [r for body in bodies(s) for x in body for r in self._reach(x)]
+            if isinstance(s, Loop):
+                v, one = s.var, frozenset((s.var,))
+                found = [(a, free | one) if v in a.symbols else (a, free) for a, free in found]
+            self._reaches[id(s)] = found
+        return found
 
     def bytes_of(self, a: _Access, free: frozenset[Sym]) -> float:
-        free = free & a.symbols
+        """Bytes that an access touches while loops run, of those that choose its place."""
         found = a.known.get(free)
         if found is None:
-            spans = [
-                min(self.span(i, free) + 1, max(1, self.number(d)))
-                for i, d in zip(a.index, a.buffer.shape, strict=True)
-            ]
-            points = 1.0
+            points = box = run = 1.0
             for v in free:
                 points *= max(1, self.trips.get(v, 1))
-            box = 1.0
-            for n in spans:
+            whole = True  # so far all of the innermost axes
+            for k in range(len(a.index) - 1, -1, -1):
+                steps, size, n = a.steps[k], a.sizes[k], 1.0
+                if steps is None:
+                    n += self.span(a.index[k], free)
+                else:
+                    for v, step in steps:
+                        if v in free:
+                            n += step
+                if n > size:
+                    n = max(1, size)
                 box *= n
-            points = min(points, box)
-            run = 1.0
-            for n, d in zip(reversed(spans), reversed(a.buffer.shape), strict=True):
-                run *= n
-                if n < self.number(d):
-                    break
-            line = self.target.cache_line
-            whole = max(line, run * a.buffer.dtype.bytes)
-            found = a.known[free] = max(1.0, points / run) * whole * a.weight
+                if whole:
+                    run *= n
+                    whole = n >= size
+            lines = max(self.target.cache_line, run * a.buffer.dtype.bytes)
+            found = a.known[free] = max(1.0, min(points, box) / run) * lines * a.weight
         return found
 
     def span(self, x: Dim, free: frozenset[Sym]) -> float:
@@ -307,11 +418,7 @@ class CostModel:
             return self.touched(s) if isinstance(s, Store) else {}
         if s.kind in _WRITTEN_OUT:  # in whatever order suits
             return self.touched(s)
-        body: dict[str, float] = {}
-        for x in s.body:
-            for b, n in self.touched(x).items():
-                body[b] = max(body.get(b, 0), n)
-        if sum(body.values()) <= size:
+        if self._body(s) <= size:
             return self.touched(s)
         trips = self.trips[s.var]
         out: dict[str, float] = {}
@@ -319,6 +426,17 @@ class CostModel:
             for b, n in self.traffic(x, size).items():
                 out[b] = out.get(b, 0) + n * trips
         return out
+
+    def _body(self, s: Loop) -> float:
+        """Bytes that an iteration touches."""
+        found = self._bodies.get(id(s))
+        if found is None:
+            each: dict[str, float] = {}
+            for x in s.body:
+                for b, n in self.touched(x).items():
+                    each[b] = max(each.get(b, 0), n)
+            found = self._bodies[id(s)] = sum(each.values())
+        return found
 
     # ---- instructions
 
@@ -387,13 +505,14 @@ class CostModel:
             out.fma += leaf.times(leaf.at | s.value.symbols())
             if target.scope != "register":
                 out.loads += leaf.times(leaf.at)
-        for v in dict.fromkeys(walk_value(s.value)):
-            if isinstance(v, Fn) and not (fused and s.combine is not None and v is s.value):
-                out.other += cost_of(v.name) * leaf.times(frozenset(v.symbols()))
-            elif isinstance(v, Load) and isinstance(v.source, str):
-                b = self.buffers[v.source]
-                if b.scope != "register":
-                    out.loads += self.load_count(v, b, leaf)
+        inside = computed(s.value)
+        for f in inside.functions:
+            if not (fused and s.combine is not None and f is s.value):
+                out.other += cost_of(f.name) * leaf.times(f.symbols())
+        for x in inside.loads:
+            b = self.buffers[str(x.source)]
+            if b.scope != "register":
+                out.loads += self.load_count(x, b, leaf)
         if target.scope != "register":
             out.stores += leaf.times(leaf.at)
         if s.combine is not None:
@@ -410,7 +529,7 @@ class CostModel:
         lane = next((q for q in path if q.kind == "lane"), None)
         if lane is None and tensor:
             lane = self.adjacent(b, s.index, tensor)
-        at = frozenset().union(*map(D.symbols, s.index)) if s.index else frozenset[Sym]()
+        at = index_symbols(s.index)
         return _Leaf(path, self.trips, at, tensor, lane, self.target.lanes(max(8, b.dtype.bits)))
 
     def adjacent(self, b: Buffer, index: tuple[Dim, ...], loops: Iterable[Loop]) -> Loop | None:
@@ -419,17 +538,10 @@ class CostModel:
 
     def step(self, b: Buffer, index: tuple[Dim, ...], v: Sym) -> int | None:
         """How far apart in a buffer neighbouring iterations of a loop are; None: not evenly."""
-        total, stride = 0, 1
-        for i, d in zip(reversed(index), reversed(b.shape), strict=True):
-            c = 0 if isinstance(i, int) or v not in D.symbols(i) else D.coefficient(i, v)
-            if not isinstance(c, int):
-                return None
-            total += c * stride
-            stride *= self.number(d)
-        return total
+        return step_along(index, self.shape(b), v)
 
     def load_count(self, v: Load, b: Buffer, leaf: _Leaf) -> float:
-        symbols = frozenset(v.symbols())
+        symbols = v.symbols()
         if leaf.tensor:
             along = self.adjacent(b, v.index, leaf.tensor)
             n = leaf.times(symbols, vectors=False)
@@ -454,11 +566,10 @@ class CostModel:
         rows, elements = sums / columns, 1.0
         if leaf.tensor and not leaf.spreads:
             elements = rows
-            for v in walk_value(s.value):
-                if isinstance(v, Load) and isinstance(v.source, str):
-                    along = self.adjacent(self.buffers[v.source], v.index, leaf.tensor)
-                    if along is not None and along.var in leaf.at and along is not leaf.lane:
-                        elements = rows / leaf.lanes  # adjacent rows are one vector
+            for x in computed(s.value).loads:
+                along = self.adjacent(self.buffers[str(x.source)], x.index, leaf.tensor)
+                if along is not None and along.var in leaf.at and along is not leaf.lane:
+                    elements = rows / leaf.lanes  # adjacent rows are one vector
         over = sums + columns + elements - self.target.vector_registers
         if over > 0:
             out.exits += SPILL * over * leaf.depth

@@ -71,7 +71,11 @@ class Block:
         """Of the statement and of all inside. Nests before and after a step share most of their
         statements, so a search visits only those that contain what it looks for: see `seek`."""
         assert isinstance(self, (Loop, If, While))
-        return frozenset(own_marks(self)).union(*(marks(x) for b in bodies(self) for x in b))
+        found = set(own_marks(self))
+        for body in bodies(self):
+            for x in body:
+                found.update(marks(x))
+        return frozenset(found)
 
     @cached_property
     def instructions(self) -> tuple[Loop, ...]:
@@ -420,6 +424,7 @@ def on_loops(n: Nest, name: str, f: Callable[[Loop], tuple[Stmt, ...]]) -> Nest:
     return replace(n, body=transform(n.body, go, ("loop", name)))
 
 
+_NOTHING_INSIDE = (Alloc, *FENCES)
 OnAccess = Callable[[str, tuple[Dim, ...]], "tuple[str, tuple[Dim, ...]]"]
 
 
@@ -451,17 +456,20 @@ def substitute_all(
 
 
 def _substituted(s: Stmt, new: Rewriter, on_store: OnAccess | None) -> Stmt:
-    if isinstance(s, (Alloc, *FENCES)):
+    if isinstance(s, _NOTHING_INSIDE):
         return s
     if new.only is not None and not new.table and new.only not in mentions(s):
         return s
-    if isinstance(s, Prefetch):
-        found = new(s.load)
-        assert isinstance(found, Load), f"{s} prefetches what is no longer read"
-        return replace(s, load=found)
+    if isinstance(s, Loop):
+        e = new.dim(s.extent)
+        if e is not s.extent and e != s.extent:
+            v = D.var(s.var.name, e)
+            new = Rewriter({**new.table, s.var: v}, new.on_load, only=new.only)
+            s = replace(s, var=D.the_sym(v) if D.is_sym(v) else s.var)
+        return s.around(tuple([_substituted(x, new, on_store) for x in s.body]))
 
     def cell(buffer: str, index: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
-        at = tuple(map(new.dim, index))
+        at = tuple([new.dim(i) for i in index])
         return on_store(buffer, at) if on_store is not None else (buffer, at)
 
     if isinstance(s, Store):
@@ -469,6 +477,10 @@ def _substituted(s: Stmt, new: Rewriter, on_store: OnAccess | None) -> Stmt:
         value = new(s.value)
         copies = s.asynchronous and copied(value) is not None  # what computes cannot be a copy
         return Store(s.stage, buf, idx, value, s.combine, copies, s.atomic)
+    if isinstance(s, Prefetch):
+        found = new(s.load)
+        assert isinstance(found, Load), f"{s} prefetches what is no longer read"
+        return replace(s, load=found)
     if isinstance(s, Atomic):
         buf, idx = cell(s.buffer, s.index)
         compare = None if s.compare is None else new(s.compare)
@@ -477,14 +489,7 @@ def _substituted(s: Stmt, new: Rewriter, on_store: OnAccess | None) -> Stmt:
     if isinstance(s, Report):
         condition = None if s.condition is None else new(s.condition)
         return Report(s.kind, s.site, tuple(map(new, s.values)), condition)
-    if isinstance(s, Loop):
-        e = new.dim(s.extent)
-        if e is not s.extent and e != s.extent:
-            v = D.var(s.var.name, e)
-            new = Rewriter({**new.table, s.var: v}, new.on_load, only=new.only)
-            s = replace(s, var=D.the_sym(v) if D.is_sym(v) else s.var)
-    else:
-        s = replace(s, condition=new(s.condition))
+    s = replace(s, condition=new(s.condition))
     inside = [tuple(_substituted(x, new, on_store) for x in body) for body in bodies(s)]
     return with_bodies(s, inside)
 

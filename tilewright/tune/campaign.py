@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tilewright.base.cache import code_version
+from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import TilewrightError, require
 from tilewright.ir.target import Target
 from tilewright.kernel.cost import cost, together
@@ -86,7 +87,8 @@ class Task:
         """Can it be tuned? Its space is made; what is wrong with it is kept."""
         if not self.problem and not self.started:
             try:
-                self.tuning.state.best()
+                with garbage_waits():
+                    self.tuning.state.best()
             except TilewrightError as why:
                 self.problem = why.what
         return self.started and not self.problem and not self.tuning.ended

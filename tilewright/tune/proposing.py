@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tilewright.base.collector import garbage_waits
 from tilewright.kernel.step import print_trace
 from tilewright.tune.search.state import Search
 from tilewright.tune.space.decision import Assignment
@@ -37,7 +38,8 @@ class Here:
     """In this thread, at once."""
 
     def asked(self, tuning: Tuning, most: int) -> Callable[[], Proposed]:
-        points = tuning.state.fresh(tuning.first) or tuning.search.propose(tuning.state, most)
+        with garbage_waits():
+            points = tuning.state.fresh(tuning.first) or tuning.search.propose(tuning.state, most)
         given = tuple(p.given for p in points)
         traces = tuple(print_trace(p.trace) for p in points)
         made = Proposed(given, traces, tuning.search, tuning.state.rng.getstate())

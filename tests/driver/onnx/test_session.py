@@ -59,7 +59,7 @@ def test_pools(more: str) -> None:
     start = f'<ir_version: 8, opset_import: ["" : 19]> g {head}'
     made = parser.parse_model(f"{start} {{ {body} }}")
     x = floats(1, 2, 8, 7)
-    wanted = ReferenceEvaluator(made).run(None, {"x": x})
+    wanted: Any = ReferenceEvaluator(made).run(None, {"x": x})
     for got, right in zip(session(head, body, 19)(x), wanted, strict=True):
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
 

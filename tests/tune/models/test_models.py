@@ -3,10 +3,13 @@ over files that are no good."""
 
 from __future__ import annotations
 
+import json
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +19,11 @@ from tilewright import targets
 from tilewright.base.errors import Invalid, MissingExtra
 from tilewright.driver.learning.drawn import family_of, group_of_draw, groups_of, schedules
 from tilewright.driver.learning.families import FAMILIES, program
+from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
-from tilewright.kernel.text import group_text
+from tilewright.kernel.nest import start
+from tilewright.kernel.step import apply, parse_trace
+from tilewright.kernel.text import group_text, parse_group
 from tilewright.tune import models
 from tilewright.tune.models import family, kept_file, learned, model_for
 from tilewright.tune.models.features import default_nest, feature_names, features, rows_of
@@ -71,6 +77,19 @@ def test_the_same_nest_has_the_same_row(drawn: tuple[Group, list[Point]]) -> Non
     assert rows.shape == (len(points), len(feature_names()))
     assert np.isfinite(rows).all()
     assert not rows[0, rows.shape[1] // 2 :].any()  # the default schedule is compared with itself
+
+
+def test_features_are_those_that_shipped_trees_were_trained_on() -> None:
+    """Each line has a schedule and its features by the code that trained the model which ships: one
+    that means something else by the same name has to be trained again."""
+    first, *others = Path(__file__).with_name("features.jsonl").read_text().splitlines()
+    target = Target.parse(json.loads(first)["target"])
+    names = feature_names()
+    for line in map(json.loads, others):
+        nest = apply(start(parse_group(line["group"])), parse_trace(line["trace"]))
+        found = features(nest, target)
+        near = np.isclose(found, line["features"], rtol=1e-5, atol=1e-6)
+        assert near.all(), [names[k] for k in np.flatnonzero(~near)]
 
 
 def test_schedules_that_differ_have_rows_that_differ(drawn: tuple[Group, list[Point]]) -> None:
@@ -247,7 +266,31 @@ def test_a_copy_for_another_process_guesses_the_same(
     model._train()
     copy = pickle.loads(pickle.dumps(model))
     assert copy.scores(group, points, TARGET) == model.scores(group, points, TARGET)
-    assert copy.kept is None and not copy.queries
+    assert copy.kept is None
+
+
+@needs_lightgbm
+def test_trees_are_made_when_something_is_ranked(
+    drawn: tuple[Group, list[Point]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A campaign that proposes in other processes learns from every race and makes no trees."""
+    group, points = drawn
+    made: list[int] = []
+
+    def counted(queries: Sequence[Query], *others: Any) -> Any:
+        made.append(len(queries))
+        return train(queries, *others)
+
+    monkeypatch.setattr(learned, "train", counted)
+    model = Learned()
+    measured = [Measured(p, 1.0 + k) for k, p in enumerate(points)]
+    for k in range(8, len(points) + 1):
+        model.learn(group, measured[:k], TARGET)
+    copy = pickle.loads(pickle.dumps(model))
+    assert made == []
+    first = model.scores(group, points, TARGET)
+    assert model.scores(group, points, TARGET) == first and made == [1]
+    assert copy.scores(group, points, TARGET) == first and made == [1, 1]
 
 
 SHIPPED = sorted(models.PRETRAINED.glob("*.txt"))

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from importlib.util import find_spec
 from random import Random
 
 import pytest
 
+from tests.tune.fake_measuring import Fake
 from tests.tune.space.test_made import PRODUCT, TRANSPOSED, made
 from tilewright.base.errors import Invalid
+from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.group import Group
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.split import Split
 from tilewright.targets import default
 from tilewright.tune.models.analytic import Analytic
+from tilewright.tune.proposing import HERE
 from tilewright.tune.search import WAYS, search_named
-from tilewright.tune.search.state import Measured, State
+from tilewright.tune.search.state import Measured, P, Progress, State
 from tilewright.tune.space.space import SKETCH, Point, Space, parse_space
+from tilewright.tune.tuner import Tuning
 
 SMALL = parse_space("""
 n = ordered(4, 8, 16, 32, default=8)
@@ -115,6 +121,49 @@ Unroll(loop='y.j')
     s = state(long, group=PRODUCT)
     assert s.point({"wide": False}) is not None and s.point({"wide": True}) is None
     assert {s.draw() is None for _ in range(20)} == {True, False}
+
+
+def test_points_share_nests_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is how many nests are held, and not how many points were asked for."""
+    monkeypatch.setattr("tilewright.tune.search.state.MOST_APPLIED", 4)
+    s = state(SMALL)
+    first = s.applied
+    for _ in range(10):
+        s.point({"n": 8})
+    assert s.applied is first and first.count == 2
+    for n in (4, 16, 32):
+        s.point({"n": n})
+    assert s.applied is not first
+
+
+def test_nests_are_freed_without_a_collection_of_garbage() -> None:
+    """A refusal that is remembered does not hold what remembers it."""
+    space = parse_space("n = ordered(8, 0, default=8)\nSplit(loop='y.j', factor=n)\n")
+    s = state(space)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            assert s.point({"n": 0}) is None and s.point({"n": 8}) is not None
+        held = weakref.ref(s.applied)
+        s.applied = Applied()
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_no_garbage_is_collected_while_a_search_proposes() -> None:
+    class Asked:
+        name = "asked"
+
+        def propose(self, state: Progress[P], count: int) -> list[P]:
+            assert not gc.isenabled()
+            return []
+
+    made = Tuning(TRANSPOSED, default(), Fake(default()), Asked(), Analytic(), space=None)
+    assert gc.isenabled()
+    assert HERE.asked(made, 8)().given == ()
+    assert gc.isenabled()
 
 
 def test_an_unknown_search_is_told() -> None:

@@ -14,16 +14,21 @@ from tilewright.base.errors import Invalid, Refused
 from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.group import Group
 from tilewright.kernel.intrinsic import INTRINSICS
+from tilewright.kernel.legal import legalise
+from tilewright.kernel.legal.interleave import is_interleaved
 from tilewright.kernel.nest import Loop, Store, start, walk
 from tilewright.kernel.step import Trace, apply, parse_trace, print_trace
 from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.join import Join
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.permute import Permute
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.slide import Slide
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.text import parse_group
@@ -32,10 +37,14 @@ from tilewright.tune.choose import Ranked
 from tilewright.tune.space.decision import Plain
 from tilewright.tune.space.draft import Draft
 from tilewright.tune.space.made import space_of
+from tilewright.tune.space.rows_beside import rows_beside
 from tilewright.tune.space.rules.instructions import open_instructions
 from tilewright.tune.space.rules.prefetches import open_prefetches
+from tilewright.tune.space.scans import written_scans
 from tilewright.tune.space.space import SKETCH, Point, Space, parse_space
 from tilewright.tune.space.tiling import partial_results, tilings, written_out
+from tilewright.tune.space.turned import turned_operands
+from tilewright.tune.space.windows import shared_windows
 
 PRODUCT = parse_group("""
 group product
@@ -145,20 +154,58 @@ def test_what_rules_open(group: Group, kind: type, named: str) -> None:
     raise AssertionError(f"no value of {names} is legal and another schedule")
 
 
+SCAN = """
+group scan
+  in a: f32[19,37]
+  out y: f32[19,37]
+  y[y.i,y.j] = select(#(y.{k}) > 0, y[{before}], 0.0) + a[y.i,y.j] for y.i in 19, y.j in 37 in order
+"""
+ALONG_ROWS = parse_group(SCAN.format(k="j", before="y.i,y.j-1"))
+ALONG_COLUMNS = parse_group(SCAN.format(k="i", before="y.i-1,y.j"))
+
+
 def test_loops_of_any_size_are_written_out() -> None:
     """Several iterations at a time, with a tail where sizes do not divide."""
-    scan = parse_group("""
-group scan
-  in a: f32[3,37]
-  out y: f32[3,37]
-  y[y.i,y.j] = select(#(y.j) > 0, y[y.i,y.j-1], 0.0) + a[y.i,y.j] for y.i in 3, y.j in 37 in order
-""")
-    space = made(scan)
-    (name,) = (n for n in opened(space, Unroll) if "unroll" in n)
+    space = made(ALONG_ROWS)
+    name = next(n for n in opened(space, Unroll) if "s0_unroll" in n)
     for value in space.named[name].values:
-        found = space.replay(scan, {name: value})
+        found = space.replay(ALONG_ROWS, {name: value})
         assert (Unroll("y.j.1") in found.trace) == (value != 1)
-        Judge(scan, [{}]).nest(found.nest)
+        Judge(ALONG_ROWS, [{}]).nest(found.nest)
+
+
+@pytest.mark.parametrize("group", [ALONG_ROWS, ALONG_COLUMNS], ids=["rows", "columns"])
+def test_steps_of_scans_may_be_written_out(group: Group) -> None:
+    (trace,) = written_scans(group, default(), Applied())
+    nest = apply(start(group), trace)
+    kinds = {x.name: x.kind for x, _ in walk(nest.body) if isinstance(x, Loop)}
+    along = "y.j.1" if group is ALONG_ROWS else "y.i.1"
+    assert kinds[along] == "unroll" and "parallel" in kinds.values()
+    Judge(group, [{}]).native(nest)
+    space = made(group)
+    assert any(space.replay(group, {SKETCH: v}).trace == trace for v in space.named[SKETCH].values)
+
+
+def test_loops_that_become_one_are_split_alike() -> None:
+    """By one decision: a point of which the search decides two sizes apart would be refused."""
+    group = parse_group("""
+group both
+  in a: f32[203,40]
+  out y: f32[203,40]
+  out z: f32[]
+  local t: f32[]
+  y[y.i,y.j] = exp(a[y.i,y.j]) for y.i in 203, y.j in 40
+  t[] max= a[t.r,t.s] for t.r in 203, t.s in 40 from -inf
+  z[] = t[] for once
+""")
+    space = made(group)
+    first = space.replay(group, {}).trace
+    assert any(isinstance(s, (ComputeWith, Join)) for s in first)
+    sizes = [d for d in space.decisions if "size" in d.name]
+    assert any(sum(d.name in s.names for s in space.steps) > 1 for d in sizes)
+    found = points(space, group, 20)
+    assert len(found) > 10
+    Judge(group, [{}]).nest(found[0].nest)
 
 
 PACKED = parse_group("""
@@ -235,6 +282,78 @@ def test_short_sums_may_be_written_out() -> None:
     assert not list(written_out(IMAGE, default(), Applied()))
 
 
+SPREAD = parse_group("""
+group spread
+  in a: f32[23,51]
+  out y: f32[23]
+  local t: f32[23,1]
+  local u: f32[23]
+  t[t.i,t.j] add= a[t.i,t.r] for t.i in 23, t.j in 1, t.r in 51 from 0.0
+  u[u.i] add= (a[u.i,u.r] - t[u.i,0]) * (a[u.i,u.r] - t[u.i,0]) for u.i in 23, u.r in 51 from 0.0
+  y[y.i] = u[y.i] for y.i in 23
+""")
+
+
+def test_sums_of_several_rows_may_be_under_way_together() -> None:
+    (trace,) = rows_beside(SPREAD, default(), Applied())
+    nest = apply(start(SPREAD), trace)
+    parts = [p for s, p in walk(nest.body) if isinstance(s, Store) and s.combine and len(p) == 4]
+    assert parts and all([q.kind for q in p[-2:]] == ["unroll", "lane"] for p in parts)
+    judge = Judge(SPREAD, [{}])
+    judge.exact = False
+    judge.native(nest)
+    space = made(SPREAD)
+    found = [space.replay(SPREAD, {SKETCH: v}).trace for v in space.named[SKETCH].values]
+    assert trace in found and not list(rows_beside(SHORT, get("x86-64-v4"), Applied()))
+
+
+POOL = parse_group("""
+group pool
+  in a: f32[3,21,45]
+  out y: f32[3,9,21]
+  local t: f32[3,9,21]
+  t[t.c,t.i,t.j] add= a[t.c,2*t.i+t.r,2*t.j+t.s] for {sums} from 0.0
+  y[y.c,y.i,y.j] = t[y.c,y.i,y.j] for y.c in 3, y.i in 9, y.j in 21
+""".format(sums="t.c in 3, t.i in 9, t.j in 21, t.r in 5, t.s in 3"))  # fmt: skip
+
+
+def test_neighbouring_windows_may_share_sums_of_their_columns() -> None:
+    (trace,) = shared_windows(POOL, default(), Applied())
+    assert Slide("tw", 2, 3) in trace
+    judge = Judge(POOL, [{}])
+    judge.exact = False
+    judge.native(apply(start(POOL), trace))
+    space = made(POOL)
+    assert any(space.replay(POOL, {SKETCH: v}).trace == trace for v in space.named[SKETCH].values)
+    assert not list(shared_windows(IMAGE, default(), Applied()))  # each has weights of its own
+
+
+def test_packing_has_both_its_own_schedule_and_that_of_any_map() -> None:
+    group = parse_group("""
+group packing
+  in a: f32[20,50]
+  out y: f32[5,20,12]
+  y[y.i,y.j,y.k] = select(#(12*y.i+y.k) < 50, a[y.j,12*y.i+y.k], 0.0) for {axes}
+""".replace("{axes}", "y.i in 5, y.j in 20, y.k in 12"))  # fmt: skip
+    space = made(group)
+    found = [space.replay(group, {SKETCH: v}).trace for v in space.named[SKETCH].values]
+    assert not any(isinstance(s, Fuse) for s in found[0])
+    assert any(isinstance(t[0], Fuse) for t in found)
+
+
+def test_operands_may_be_turned_tile_by_tile() -> None:
+    """In vectors along the operand, whose squares the code generator turns in registers."""
+    target = default()
+    (trace,) = turned_operands(TRANSPOSED, target, Applied())
+    nest = apply(start(TRANSPOSED), trace)
+    loops = [x for x, _ in walk(legalise(nest, target).body) if isinstance(x, Loop)]
+    assert any(map(is_interleaved, loops))
+    Judge(TRANSPOSED, [{}]).native(nest)
+    space = made(TRANSPOSED)
+    found = [space.replay(TRANSPOSED, {SKETCH: v}).trace for v in space.named[SKETCH].values]
+    assert trace in found and not list(turned_operands(TWICE, target, Applied()))
+
+
 def test_any_axis_may_have_the_lanes() -> None:
     found = list(tilings(TRANSPOSED, default(), Applied()))
     lanes = set()
@@ -243,6 +362,15 @@ def test_any_axis_may_have_the_lanes() -> None:
         paths = [p for s, p in walk(nest.body) if isinstance(s, Store)]
         lanes |= {q.name.split(".")[1] for p in paths for q in p if q.kind == "lane"}
     assert lanes == {"i", "j"}
+
+
+@pytest.mark.parametrize("group", [PRODUCT, IMAGE], ids=lambda g: g.name)
+def test_most_assignments_are_legal(group: Group) -> None:
+    """Values that later steps always refuse are not offered, and copies are made where they can be:
+    what is illegal is left to combinations."""
+    space, rng, applied = made(group), Random(0), Applied()
+    legal = [space.legal(group, space.random(rng), applied) for _ in range(40)]
+    assert sum(p is not None for p in legal) >= 30
 
 
 def test_a_space_comes_back_from_its_text() -> None:

@@ -27,7 +27,7 @@ def schedule_interleaved(s: Scheduler, host: str) -> bool:
     if len(path) < 3 or len(reads) != 1 or not isinstance(reads[0].source, str):
         return False
     *outer, along, rows = path
-    step = {x.name: _step(s, reads[0], x) for x in path}
+    step = {x.name: read_step(s, reads[0], x) for x in path}
     few = isinstance(rows.extent, int) and 1 < rows.extent <= ROWS
     wide = isinstance(along.extent, int) and 1 < along.extent <= MOST_LANES
     if not few or not wide or step[along.name] != 1 or step[rows.name] in (None, 0, 1):
@@ -43,18 +43,18 @@ def schedule_interleaved(s: Scheduler, host: str) -> bool:
     work = work_per_point(s, host)
     for x in outer[1:]:
         work *= x.extent if isinstance(x.extent, int) else 64
-    _whole(s, reads[0], outer[1:], along)
+    split_whole(s, reads[0], outer[1:], along)
     s.attempt(Unroll(rows.name))
     s.attempt(Vectorize(along.name))
     s.parallel(names[0], work)
     return True
 
 
-def _step(s: Scheduler, x: Load, loop: Loop) -> Dim | None:
+def read_step(s: Scheduler, x: Load, loop: Loop) -> Dim | None:
     return D.coefficient(linear_index(s.nest.buffer(str(x.source)), x.index), loop.var)
 
 
-def _whole(s: Scheduler, x: Load, outer: list[Loop], along: Loop) -> None:
+def split_whole(s: Scheduler, x: Load, outer: list[Loop], along: Loop) -> None:
     """Vectors that end inside the rows are apart from the last one, which needs a condition."""
     shape = s.nest.buffer(str(x.source)).shape
     for i, size in zip(x.index, shape, strict=True):
@@ -62,6 +62,10 @@ def _whole(s: Scheduler, x: Load, outer: list[Loop], along: Loop) -> None:
             if D.coefficient(i, along.var) != 1 or D.coefficient(i, tiles.var) != along.extent:
                 continue
             full = D.floordiv(size, along.extent)
-            if isinstance(full, int) and isinstance(tiles.extent, int) and 0 < full < tiles.extent:
+            if not isinstance(full, int) or not isinstance(tiles.extent, int):
+                continue
+            if full == 1 and tiles.extent == 2:
+                s.attempt(Unroll(tiles.name))
+            elif 0 < full < tiles.extent:
                 s.do(Split(tiles.name, full))
                 s.attempt(Peel(f"{tiles.name}.0"))

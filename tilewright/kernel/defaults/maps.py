@@ -6,6 +6,7 @@ from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.kernel.defaults.cases import schedule_cases
 from tilewright.kernel.defaults.interleave import schedule_interleaved
+from tilewright.kernel.defaults.panels import schedule_panels
 from tilewright.kernel.defaults.scheduler import (
     Scheduler,
     can_fuse,
@@ -53,13 +54,17 @@ def fuse_outer(s: Scheduler, stages: list[str], count: int) -> None:
             s.do(Fuse(path[0].name, path[1].name, f"{st}.o{j}"))
 
 
+# Maps that have schedules of their own; each says whether it is one.
+_OF_THEIR_OWN = (schedule_cases, schedule_interleaved, schedule_panels)
+
+
 def schedule_map(s: Scheduler, outs: list[Stage]) -> None:
     host = outs[0].name
     names = [x.name for x in outs]
     if all(len(s.path(n)) == len(s.path(host)) for n in names):
         collapse(s, names)
     _share_loops(s, host, names[1:])
-    if s.path(host) and not schedule_cases(s, host) and not schedule_interleaved(s, host):
+    if s.path(host) and not any(way(s, host) for way in _OF_THEIR_OWN):
         schedule_alone(s, host)
 
 
@@ -127,6 +132,12 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
 BROAD = 16
 
 
+def broad_columns(columns: int, threads: int, lanes: int) -> int:
+    """Whole vectors of columns, of which each thread has some: what is left over is none's."""
+    most = max(1, columns // (max(1, threads) * lanes))
+    return min(BROAD, most) * lanes
+
+
 def _columns(s: Scheduler, st: Stage) -> bool:
     """Columns of a scan along another axis than the last are lanes, and blocks of them are shared
     by threads; False (and no step) where that fails."""
@@ -139,7 +150,7 @@ def _columns(s: Scheduler, st: Stage) -> bool:
         work = work_per_point(s, st.name)
         for p in path[:-1]:
             work *= p.extent if isinstance(p.extent, int) else 64
-        broad = min(BROAD * lanes, -(-e // (s.target.cores * lanes)) * lanes)
+        broad = broad_columns(e, s.target.cores, lanes)
         names = [p.name for p in path[:-1]]
         if (
             s.attempt(Split(last, broad))
@@ -169,10 +180,11 @@ def _beside(s: Scheduler, st: Stage) -> bool:
         if len(rest) == 1 and not (isinstance(rows.extent, int) and rows.extent < BESIDE):
             outer, few = f"{rows.name}.0", f"{rows.name}.1"
             s.do(Split(rows.name, BESIDE))
-            if not (isinstance(rows.extent, int) and rows.extent % BESIDE == 0):
-                s.attempt(Peel(outer))
-            order = Reorder((outer, scan.name, few))
-            if all(map(s.attempt, (order, Unroll(few)))) and s.parallel(outer, work * BESIDE):
-                return True
+            # The rows that are left over are side by side too: they are peeled last.
+            if s.attempt(Reorder((outer, scan.name, few))):
+                if not (isinstance(rows.extent, int) and rows.extent % BESIDE == 0):
+                    s.attempt(Peel(outer))
+                if s.attempt(Unroll(few)) and s.parallel(outer, work * BESIDE):
+                    return True
     s.nest, s.trace[:] = before
     return False

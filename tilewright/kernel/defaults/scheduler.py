@@ -53,6 +53,11 @@ class Applied:
         self._starts: dict[int, tuple[Work, Nest]] = {}
         self._after: dict[tuple[int, Step], tuple[Nest, Nest | Refused]] = {}
 
+    @property
+    def count(self) -> int:
+        """How many nests it holds, about."""
+        return len(self._after)
+
     def start(self, work: Work) -> Nest:
         found = self._starts.get(id(work))
         if found is None:
@@ -65,11 +70,18 @@ class Applied:
             try:
                 found = nest, step.apply(nest)
             except Refused as why:
-                found = nest, why
+                found = nest, why.again(why.what)
             self._after[id(nest), step] = found  # it holds the nest, so that no other has its id
         if isinstance(found[1], Refused):
-            raise found[1].with_traceback(None)
+            # Another one: what was raised holds those that it went through, and all nests by them.
+            raise found[1].again(found[1].what)
         return found[1]
+
+    def replay(self, work: Work, trace: Sequence[Step]) -> Nest:
+        nest = self.start(work)
+        for step in trace:
+            nest = self.apply(step, nest)
+        return nest
 
 
 @dataclass

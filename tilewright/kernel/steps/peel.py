@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import ClassVar
 
 from tilewright.ir import dim as D
@@ -41,11 +42,13 @@ class Peel(Step):
         for x, _ in found:
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}", "peel first")
         once = [x for x, p in found if _once(x, p[-1].body if p else n.body)]
-        some = once or any(_ragged(x) is not None for x, _ in found)
+        tails = {id(x): _ragged(x) for x, _ in found}
+        some = once or any(t is not None for t in tails.values())
         self.need(some, f"{self.loop} has no ragged tail")
 
         def one(s: Loop) -> tuple[Stmt, ...]:
-            ragged = _ragged(s)
+            # One that is not among those found has another such loop inside, which was rewritten.
+            ragged = tails[id(s)] if id(s) in tails else _ragged(s)
             if s in once:
                 return substitute_all(s.body, {s.var: 0})
             if ragged is None:
@@ -112,7 +115,7 @@ def _shortened(s: Stmt, v: Sym, total: Dim, factor: int) -> Stmt:
     body = tuple(_shortened(b, v, total, factor) for b in s.body)
     e = _at_end(s.extent, v, total, factor, D.mod(total, factor))
     if e == s.extent:
-        return replace(s, body=body)
+        return s if all(map(is_, body, s.body)) else s.around(body)
     new = D.var(s.name, e)
     return replace(s, var=D.the_sym(new), body=substitute_all(body, {s.var: new}))
 

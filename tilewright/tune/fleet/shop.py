@@ -17,6 +17,7 @@ from functools import partial
 from random import Random
 from typing import IO, Any
 
+from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import TilewrightError
 from tilewright.base.messages import send
 from tilewright.ir.target import Target
@@ -150,8 +151,9 @@ def done(data: bytes, begins: IO[bytes]) -> list[Any]:
 
 def answer(q: Question) -> Proposed | TilewrightError:
     try:
-        state = _state(q)
-        points = q.search.propose(state, q.count)
+        with garbage_waits():
+            state = _state(q)
+            points = q.search.propose(state, q.count)
     except TilewrightError as why:
         return why
     given = tuple(p.given for p in points)

@@ -5,7 +5,7 @@ twice its size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from math import log2
 
@@ -13,12 +13,18 @@ import numpy as np
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Sym
-from tilewright.ir.expr import Fn, Load
-from tilewright.ir.expr import walk as walk_value
-from tilewright.ir.scalar import cost_of
 from tilewright.ir.target import Target
-from tilewright.kernel.cost import EXIT, ITERATION, CostModel, cost
-from tilewright.kernel.nest import Loop, Nest, Prefetch, Store, Work, store_loads, walk
+from tilewright.kernel.cost import (
+    EXIT,
+    ITERATION,
+    REMEMBERED,
+    CostModel,
+    computed,
+    cost,
+    index_symbols,
+    step_along,
+)
+from tilewright.kernel.nest import Loop, Nest, Prefetch, Store, Work
 from tilewright.kernel.schedule import default_schedule
 
 STORES = 3  # that are looked at closely: those that take most of the time
@@ -31,11 +37,12 @@ Path = tuple[Loop, ...]
 
 
 def _log(x: float) -> float:
-    return log2(1.0 + max(0.0, x))
+    return log2(1.0 + x) if x > 0.0 else 0.0
 
 
 def features(nest: Nest, target: Target) -> np.ndarray:
-    return np.array([v for _, v in named(nest, target)], np.float32)
+    parts = _Features(CostModel(nest, target), nest).parts()
+    return np.array([v for _, part in parts for _, v in part], np.float32)
 
 
 def relative(rows: np.ndarray, default: np.ndarray) -> np.ndarray:
@@ -55,9 +62,31 @@ def default_nest(work: Work, target: Target) -> Nest:
     return default_schedule(work, target)[1]
 
 
+@lru_cache(64)
+def default_features(work: Work, target: Target) -> np.ndarray:
+    return features(default_nest(work, target), target)
+
+
 def named(nest: Nest, target: Target) -> list[Named]:
     """All features with their names."""
-    return list(_Features(CostModel(nest, target), nest).all())
+    parts = _Features(CostModel(nest, target), nest).parts()
+    return [(f"{of}{name}", v) for of, part in parts for name, v in part]
+
+
+@lru_cache(REMEMBERED)
+def _walked(index: tuple[D.Dim, ...], sizes: tuple[int, ...], along: Sym) -> tuple[str, int]:
+    """How memory is walked along a loop, and by how many elements a step of it; 0 where steps are
+    not even."""
+    if along not in index_symbols(index):
+        return "still", 0
+    step = step_along(index, sizes, along)
+    if any(D.data_values(i) for i in index):
+        kind = "anywhere"
+    elif step is None:
+        kind = "strided"
+    else:
+        kind = "still" if step == 0 else "adjacent" if abs(step) == 1 else "strided"
+    return kind, abs(step or 0)
 
 
 class _Features:
@@ -69,7 +98,7 @@ class _Features:
         self.stores: list[tuple[Store, Path]] = []
         self.prefetches = 0.0
         self.around: dict[int, float] = {}  # how often the body of a loop runs
-        for s, path in walk(nest.body):
+        for s, path in model.walked:
             if isinstance(s, Loop):
                 before = self.around[id(path[-1])] if path else 1.0
                 self.around[id(s)] = before * max(1, model.trips[s.var])
@@ -89,19 +118,19 @@ class _Features:
                 n *= max(1, self.model.trips[q.var])
         return n
 
-    def all(self) -> Iterator[Named]:
-        yield from self.whole()
-        yield from self.instructions()
-        yield from self.threads()
+    def parts(self) -> Iterator[tuple[str, Iterable[Named]]]:
+        """All features, in parts, and how the names of each begin."""
+        yield "", self.whole()
+        yield "", self.instructions()
+        yield "", self.threads()
         weights = [self.weight(s, p) for s, p in self.stores]
         order = sorted(range(len(weights)), key=lambda k: (-weights[k], k))
         total = sum(weights) or 1.0
-        yield from self.accesses(weights, total)
+        yield "", self.accesses(weights, total)
         for k in range(STORES):
             found = self.stores[order[k]] if k < len(order) else None
             share = weights[order[k]] / total if found else 0.0
-            for name, v in self.store(found, share):
-                yield f"store {k}: {name}", v
+            yield f"store {k}: ", self.store(found, share)
 
     def whole(self) -> Iterator[Named]:
         c, t = self.cost, self.target
@@ -138,7 +167,7 @@ class _Features:
             exits += n * line.exits
             overhead += n * ITERATION if around is not None else 0.0
             longest = max(longest, count)
-        for loop in (s for s, _ in walk(self.nest.body) if isinstance(s, Loop)):
+        for loop in (s for s, _ in self.model.walked if isinstance(s, Loop)):
             if loop.kind not in _WRITTEN_OUT:
                 exits += EXIT * self.around[id(loop)] / max(1, self.model.trips[loop.var])
         total = max(1.0, fma + other + loads + stores + chain + exits + overhead)
@@ -182,7 +211,7 @@ class _Features:
 
     def weight(self, s: Store, path: Path) -> float:
         """About how many instructions a store and what it computes are, in all."""
-        each = 1.0 + sum(cost_of(v.name) for v in walk_value(s.value) if isinstance(v, Fn))
+        each = 1.0 + computed(s.value).cost
         vectors = self.lanes_of(s) if any(q.kind in ("lane", "tensor") for q in path) else 1
         return self.runs(path) * each / vectors
 
@@ -196,10 +225,9 @@ class _Features:
         scalar = ragged = guarded = changing = 0.0
         for (s, path), w in zip(self.stores, weights, strict=True):
             along = self.along(path)
-            for x in store_loads(s):
-                if isinstance(x.source, str):
-                    parts[self.walked(x.source, x.index, along)] += w
-            stored[self.walked(s.buffer, s.index, along)] += w
+            for x in self.model.loads(s):
+                parts[self.walked(str(x.source), x.index, along)[0]] += w
+            stored[self.walked(s.buffer, s.index, along)[0]] += w
             lane = [q for q in path if q.kind in ("lane", "tensor")]
             scalar += w if not lane else 0.0
             ragged += w if any(not isinstance(q.extent, int) for q in lane) else 0.0
@@ -244,7 +272,7 @@ class _Features:
             "innermost changes in length",
             float(bool(inner) and not isinstance(inner[0].extent, int)),
         )
-        written = frozenset().union(*map(D.symbols, s.index)) if s and s.index else frozenset[Sym]()
+        written = index_symbols(s.index) if s else frozenset[Sym]()
         sums = tuple(q for q in path if q.var not in written) if s and s.combine is not None else ()
         yield "sums", _log(self.trips(sums, *KINDS) - 1)
         yield "sums along lanes", _log(self.trips(sums, "lane") - 1)
@@ -277,24 +305,24 @@ class _Features:
         self, s: Store | None, path: Path, lane: Sym | None, inner: list[Loop]
     ) -> Iterator[Named]:
         """What is computed, and how memory is walked along lanes and along the innermost loop."""
-        values = list(dict.fromkeys(walk_value(s.value))) if s else []
-        functions = [v for v in values if isinstance(v, Fn)]
-        yield "functions", float(len(functions))
-        yield "cost of functions", _log(sum(cost_of(v.name) for v in functions))
-        loads = [v for v in values if isinstance(v, Load) and isinstance(v.source, str)]
+        inside = computed(s.value) if s else None
+        loads = inside.loads if inside else ()
+        yield "functions", float(len(inside.functions) if inside else 0)
+        yield "cost of functions", _log(inside.cost if inside else 0)
         yield "loads", float(len(loads))
         loop = inner[0].var if inner else None
         for name, along in (("lanes", lane), ("the loop", loop)):
             kinds = {"still": 0, "adjacent": 0, "strided": 0, "anywhere": 0}
             far = 0.0
             for x in loads:
-                kinds[self.walked(str(x.source), x.index, along)] += 1
-                far = max(far, self.stride(x, along))
+                kind, step = self.walked(str(x.source), x.index, along)
+                kinds[kind] += 1
+                far = max(far, step * self.model.buffers[str(x.source)].dtype.bytes)
             for kind, n in kinds.items():
                 yield f"loads along {name} that are {kind}", float(n)
             yield f"longest stride along {name}", _log(far)
             yield f"strides of pages along {name}", float(far >= PAGE)
-        at = self.walked(s.buffer, s.index, lane or loop) if s else "still"
+        at = self.walked(s.buffer, s.index, lane or loop)[0] if s else "still"
         yield "stored apart", float(at in ("strided", "anywhere"))
         scopes = [self.model.buffers[str(x.source)].scope for x in loads]
         yield "registers read", float(sum(x == "register" for x in scopes))
@@ -322,22 +350,10 @@ class _Features:
             yield f"iterations within cache {k}", _log(inside)
             yield f"part of cache {k}", max(fits, default=0.0) / max(1, room)
 
-    def stride(self, x: Load, along: Sym | None) -> float:
-        """Bytes between neighbouring iterations; 0 where it is not even."""
-        if along is None or not any(along in D.symbols(i) for i in x.index):
-            return 0.0
-        b = self.model.buffers[str(x.source)]
-        return abs(self.model.step(b, x.index, along) or 0) * b.dtype.bytes
-
-    def walked(self, buffer: str, index: Sequence[D.Dim], along: Sym | None) -> str:
-        if along is None or not any(along in D.symbols(i) for i in index):
-            return "still"
-        if any(True for i in index for _ in D.data_values(i)):
-            return "anywhere"
-        step = self.model.step(self.model.buffers[buffer], tuple(index), along)
-        if step is None:
-            return "strided"
-        return "still" if step == 0 else "adjacent" if abs(step) == 1 else "strided"
+    def walked(self, buffer: str, index: tuple[D.Dim, ...], along: Sym | None) -> tuple[str, int]:
+        if along is None:
+            return "still", 0
+        return _walked(index, self.model.shape(self.model.buffers[buffer]), along)
 
 
 @cache

@@ -58,7 +58,7 @@ class Kept:
         arrays |= {f"times{k}": t for k, (_, t) in enumerate(reversed(kept.values()))}
         data = io.BytesIO()
         arrays |= {"columns": np.array(self.columns), "names": np.array(list(reversed(kept)))}
-        np.savez_compressed(data, allow_pickle=False, **arrays)
+        np.savez(data, allow_pickle=False, **arrays)  # to compress it would take longer than a race
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=self.path.parent)
         with os.fdopen(handle, "wb") as file:

@@ -24,7 +24,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
 from tilewright.kernel.step import Trace
 from tilewright.kernel.text import group_text
-from tilewright.tune.models.features import default_nest, feature_names, features, relative
+from tilewright.tune.models.features import default_features, feature_names, features, relative
 from tilewright.tune.models.keeping import Kept
 from tilewright.tune.search.state import Measured
 from tilewright.tune.space.space import Point
@@ -93,7 +93,9 @@ def _silent(what: str) -> None:
 
 @dataclass
 class Learned:
-    """Ranks by trees. What it learns is `kept` for the next run, if it is told where."""
+    """Ranks by trees. What it learns is `kept` for the next run, if it is told where. Trees are
+    made when something is ranked and not when something is learned: many races may end in between,
+    and processes that rank make their own."""
 
     pretrained: Path | None = None
     kept: Kept | None = None
@@ -101,6 +103,7 @@ class Learned:
     name: str = "learned"
     queries: dict[str, Query] = field(default_factory=dict)
     _model: Any = field(default=None, init=False)
+    _stale: bool = field(default=False, init=False)  # more is known than the trees were made of
     _rows: dict[tuple[int, Trace], np.ndarray] = field(default_factory=dict, init=False)
     _groups: dict[int, Group] = field(default_factory=dict, init=False)
 
@@ -114,18 +117,28 @@ class Learned:
             self.pretrained = self.pretrained if self._model is not None else None
         if self.kept is not None:
             self.queries = {k: Query(*v) for k, v in self.kept.load().items()}
-            self._train()
+            self._stale = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs to guess: it neither learns nor keeps or tells anything."""
-        return {"name": self.name, "_model": self._model}
+        """What another process of this machine needs to make the same trees: rows and times, which
+        are sent faster than trees. It keeps and tells nothing."""
+        return {
+            "name": self.name,
+            "pretrained": self.pretrained,
+            "queries": {str(k): q for k, q in enumerate(latest(self.queries))},
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.pretrained, self.kept, self.tell = None, None, _silent
-        self.queries, self._rows, self._groups = {}, {}, {}
-        self.name, self._model = state["name"], state["_model"]
+        self.kept, self.tell = None, _silent
+        self._rows, self._groups = {}, {}
+        self.name, self.pretrained, self.queries = (
+            state[k] for k in ("name", "pretrained", "queries")
+        )
+        self._model, self._stale = _shipped(self.pretrained), True
 
     def scores(self, group: Group, points: Sequence[Point], target: Target) -> Sequence[float]:
+        if self._stale:
+            self._train()
         return [float(x) for x in predict(self._model, self._relative(group, points, target))]
 
     def learn(self, group: Group, measured: Sequence[Measured], target: Target) -> None:
@@ -135,11 +148,12 @@ class Learned:
         key = f"{target.key()}\n{group_text(group)}"
         self.queries.pop(key, None)
         self.queries[key] = query  # the last
-        self._train()
+        self._stale = True
         if self.kept is not None:
             self.kept.save({k: (q.rows, q.times) for k, q in self.queries.items()})
 
     def _train(self) -> None:
+        self._stale = False
         if sum(len(q.times) for q in self.queries.values()) >= FEWEST:
             first = str(self.pretrained) if self.pretrained is not None else None
             try:
@@ -159,7 +173,7 @@ class Learned:
             if key not in self._rows:
                 self._rows[key] = features(p.nest, target)
             out.append(self._rows[key])
-        return relative(np.stack(out), features(default_nest(group, target), target))
+        return relative(np.stack(out), default_features(group, target))
 
 
 def columns() -> str:
@@ -185,6 +199,12 @@ def trees_of(path: Path, tell: Callable[[str], object]) -> Any:
         tell(f"the trees of {path.name} are of another version's features: passed over")
         return None
     return found
+
+
+@cache
+def _shipped(path: Path | None) -> Any:
+    """Trees from a file that was read before without a complaint."""
+    return None if path is None else trees_of(path, _silent)
 
 
 def latest(queries: Mapping[str, Query]) -> list[Query]:

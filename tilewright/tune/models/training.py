@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir.target import Target
-from tilewright.kernel.nest import start
-from tilewright.kernel.step import apply, parse_trace
+from tilewright.kernel.defaults.scheduler import Applied
+from tilewright.kernel.step import parse_trace
 from tilewright.kernel.text import parse_group
 from tilewright.targets import families
 from tilewright.tune.models import family
@@ -49,7 +50,8 @@ def measurements(s: Sample) -> Measurements:
     usual = s.seconds[0]
     assert usual is not None
     found = [(t, x) for t, x in zip(s.traces, s.seconds, strict=True) if x is not None]
-    nests = [apply(start(group), parse_trace(trace)) for trace, _ in found]
+    applied = Applied()  # schedules of a group begin alike
+    nests = [applied.replay(group, parse_trace(trace)) for trace, _ in found]
     best = [min(x) / min(usual) for _, x in found]
     first, second = ([x[k] / usual[k] for _, x in found] for k in range(2))
     query = Query(rows_of(nests, nests[0], target), as_times(best))
@@ -65,7 +67,8 @@ def all_measurements(
     out, problems = [], []
     for s in measured(samples):
         try:
-            out.append(measurements(s))
+            with garbage_waits():
+                out.append(measurements(s))
         except TilewrightError as why:
             problems.append(f"group {s.draw} ({s.family}): {why.what}")
         advance()

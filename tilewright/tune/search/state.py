@@ -21,8 +21,9 @@ from tilewright.tune.space.space import SKETCH, Point, Space
 
 # Stores that a nest may write out: more take LLVM seconds, and never fit the registers.
 MOST_WRITTEN = 768
-# Nests are kept so that points share the steps that they begin with, until there are this many.
-MOST_APPLIED = 20_000
+# Nests are kept so that points share the steps that they begin with, until there are this many: a
+# proposal makes up to about three thousand.
+MOST_APPLIED = 4_000
 
 
 class Model(Protocol):
@@ -135,7 +136,6 @@ class State(Progress[Point]):
     applied: Applied = field(default_factory=Applied)
     measured: list[Measured[Point]] = field(default_factory=list)
     seen: set[Hashable] = field(default_factory=set)
-    drawn: int = 0
 
     def draw(self, prefer: Callable[[Decision], Sequence[Plain]] | None = None) -> Point | None:
         """A legal point at random that is not too long to compile."""
@@ -153,9 +153,8 @@ class State(Progress[Point]):
         return self.model.scores(self.group, points, self.target)
 
     def _forget(self) -> None:
-        self.drawn += 1
-        if self.drawn * len(self.space.steps) > MOST_APPLIED:
-            self.applied, self.drawn = Applied(), 0
+        if self.applied.count > MOST_APPLIED:
+            self.applied = Applied()
 
 
 class Search(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Union
 
@@ -42,12 +43,16 @@ class Decision:
         shown = ", ".join(map(repr, self.values))
         return f"{self.name} = {kind}({shown}, default={self.default!r})"
 
+    @cached_property
+    def _known(self) -> frozenset[tuple[type, Plain]]:
+        return frozenset((type(v), v) for v in self.values)
+
     def check(self, value: Plain) -> None:
-        require(
-            _is_in(value, self.values),
-            f"{self.name} is {value!r}, which is none of its values",
-            hint=f"they are {', '.join(map(repr, self.values))}",
-        )
+        if (type(value), value) not in self._known:
+            raise Invalid(
+                f"{self.name} is {value!r}, which is none of its values",
+                hint=f"they are {', '.join(map(repr, self.values))}",
+            )
 
 
 def _is_in(value: Plain, values: tuple[Plain, ...]) -> bool:

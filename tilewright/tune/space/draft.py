@@ -21,7 +21,7 @@ from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
-from tilewright.tune.space.decision import Decision, Open, Plain
+from tilewright.tune.space.decision import Assignment, Decision, Open, Plain
 from tilewright.tune.space.space import Condition, OpenStep, Space
 
 # Kinds of loops that have no iterations when a program runs.
@@ -48,6 +48,9 @@ class Draft:
     last: Nest  # after all steps, by default
     prefix: str = ""
     decisions: list[Decision] = field(default_factory=list)
+    # Decisions whose values later steps may refuse, whatever else is decided: they are tried once
+    # while the others are by default, or as it says here.
+    tested: dict[str, Assignment] = field(default_factory=dict)
 
     @classmethod
     def of(

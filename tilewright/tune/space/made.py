@@ -6,12 +6,13 @@ a tiled one that takes any reduction. A decision says which sketch it is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.nest import Work
-from tilewright.tune.space.decision import Decision
+from tilewright.tune.space.decision import Assignment, Decision
 from tilewright.tune.space.draft import Draft
 from tilewright.tune.space.rules import RULES
 from tilewright.tune.space.sketches import sketches
@@ -27,7 +28,7 @@ def space_of(work: Work, target: Target, applied: Applied | None = None) -> Spac
         draft = Draft.of(work, target, trace, applied, f"s{k}_" if len(traces) > 1 else "")
         for rule in RULES:
             rule(draft)
-        drafts.append(_pruned(draft.space(), work, applied))
+        drafts.append(_pruned(draft.space(), draft.tested, work, applied))
     if len(drafts) == 1:
         return drafts[0]
     which = Decision(SKETCH, tuple(range(len(drafts))), 0)
@@ -38,15 +39,27 @@ def space_of(work: Work, target: Target, applied: Applied | None = None) -> Spac
     return Space((which, *(x for d in drafts for x in d.decisions)), tuple(steps))
 
 
-def _pruned(space: Space, work: Work, applied: Applied) -> Space:
-    """Without values that some step refuses while everything else is by default. Sizes are left:
-    what refuses one of them is the step that takes it, where a draw takes another. A decision with
-    one value left stays, so that names mean the same."""
+def _pruned(space: Space, tested: Mapping[str, Assignment], work: Work, applied: Applied) -> Space:
+    """Without values that some step refuses while everything else is by default. Most sizes are
+    left: what refuses one of them is the step that takes it, where a draw takes another. A decision
+    with one value left stays, so that names mean the same."""
 
     def left(d: Decision) -> Decision:
-        if d.ordered or len(d.values) <= 2:
+        if d.name not in tested and (d.ordered or len(d.values) <= 2):
             return d
-        legal = [v for v in d.values if space.legal(work, {d.name: v}, applied)]
-        return replace(d, values=tuple(legal))
+        others = tested.get(d.name, {})
+        legal = [v for v in d.values if space.legal(work, {**others, d.name: v}, applied)]
+        # The default is legal where the others are; what is decided beside it may not be.
+        return replace(d, values=tuple(v for v in d.values if v in legal or v == d.default))
 
-    return replace(space, decisions=tuple(map(left, space.decisions)))
+    decisions = tuple(map(left, space.decisions))
+    gone = {
+        (d.name, v) for d, e in zip(space.decisions, decisions) for v in {*d.values} - {*e.values}
+    }
+    # What is not decided any more is never so: no step waits for it.
+    steps = [
+        replace(s, when=tuple(c for c in s.when if (c.name, c.value) not in gone))
+        for s in space.steps
+        if not any(c.equal and (c.name, c.value) in gone for c in s.when)
+    ]
+    return Space(decisions, tuple(steps))

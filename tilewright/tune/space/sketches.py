@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.group import Group
@@ -10,23 +12,38 @@ from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace
 from tilewright.tune.candidates import candidates
 from tilewright.tune.choose import Ranked
-from tilewright.tune.space.tiling import partial_results, tilings, written_out
+from tilewright.tune.space.rows_beside import rows_beside
+from tilewright.tune.space.scans import written_scans
+from tilewright.tune.space.tiling import partial_results, plain_maps, tilings, written_out
+from tilewright.tune.space.turned import turned_operands
+from tilewright.tune.space.windows import shared_windows
 
 # Arguments that rules open: traces that differ in these alone are one sketch.
 _OPENED = ("factor", "grain", "distance", "level")
 
 
+# Each makes schedules of a kind of group, none of others.
+_MAKERS: tuple[Callable[[Group, Target, Applied], Iterator[Trace]], ...] = (
+    plain_maps,
+    tilings,
+    turned_operands,
+    written_out,
+    shared_windows,
+    rows_beside,
+    partial_results,
+    written_scans,
+)
+
+
 def sketches(work: Work, target: Target, applied: Applied) -> list[Trace]:
-    """Schedules that differ in more than what rules open: the default, those by other choices,
-    tiles of results with whatever they need inside, short reductions that are written out, and
-    reductions that threads share."""
+    """Schedules that differ in more than what rules open: the default, those by other choices, and
+    what the makers have for such a group."""
     found = [default_schedule(work, target, applied=applied)[0]]
     if isinstance(work, Group) and target.grid is None:
         found.insert(0, Ranked().choose(work, target).trace)  # what a compile has without tuning
         found += [c.trace for c in candidates(work, target, thorough=True)]
-        found += tilings(work, target, applied)
-        found += written_out(work, target, applied)
-        found += partial_results(work, target, applied)
+        for maker in _MAKERS:
+            found += maker(work, target, applied)
     shapes: dict[tuple[object, ...], Trace] = {}
     for trace in found:
         shapes.setdefault(_shape(trace), trace)

@@ -15,7 +15,7 @@ that were applied are an ordinary trace, which knows nothing of the space.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import islice, product
@@ -57,9 +57,6 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.name} {'==' if self.equal else '!='} {self.value!r}"
 
-    def holds(self, given: Assignment) -> bool:
-        return (given[self.name] == self.value) == self.equal
-
 
 @dataclass(frozen=True)
 class OpenStep:
@@ -90,14 +87,17 @@ class OpenStep:
         tests = " and ".join(map(str, self.when))
         return f"if {tests}: {shown}" if tests else shown
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The decisions that it depends on."""
         inside = (n for _, x in self.arguments for n in argument_names(x))
         return tuple(dict.fromkeys((*(c.name for c in self.when), *inside)))
 
+    def may_be_of(self, sketch: Plain) -> bool:
+        return all((sketch == c.value) == c.equal for c in self.when if c.name == SKETCH)
+
     def holds(self, given: Assignment) -> bool:
-        return all(c.holds(given) for c in self.when)
+        return all((given[c.name] == c.value) == c.equal for c in self.when)
 
     def step(self, given: Assignment) -> Step:
         return self.kind(**{name: argument_value(x, given) for name, x in self.arguments})
@@ -149,19 +149,36 @@ class Space:
     def default(self) -> Assignment:
         return {d.name: d.default for d in self.decisions}
 
+    @cached_property
+    def _conditions(self) -> frozenset[str]:
+        """The decisions that steps are taken or not by."""
+        return frozenset(c.name for s in self.steps for c in s.when)
+
+    @cached_property
+    def _of_sketch(self) -> Mapping[Plain, tuple[OpenStep, ...]]:
+        """The steps of each sketch: most are of one alone."""
+        which = self.named.get(SKETCH)
+        values = which.values if which is not None else ()
+        return {v: tuple(s for s in self.steps if s.may_be_of(v)) for v in values}
+
+    def taken(self, given: Assignment) -> Iterator[OpenStep]:
+        """The steps whose conditions hold."""
+        some = self._of_sketch[given[SKETCH]] if SKETCH in self.named else self.steps
+        return (s for s in some if s.holds(given))
+
     def complete(self, given: Assignment) -> Assignment:
         """An assignment in the order of the decisions, defaults where it says nothing."""
         for name, value in given.items():
-            hint = f"the decisions are {', '.join(self.named) or 'none'}"
-            require(name in self.named, f"{name} is no decision of the space", hint=hint)
+            if name not in self.named:
+                hint = f"the decisions are {', '.join(self.named) or 'none'}"
+                raise Invalid(f"{name} is no decision of the space", hint=hint)
             self.named[name].check(value)
         return {d.name: given.get(d.name, d.default) for d in self.decisions}
 
     def relevant(self, given: Assignment) -> Assignment:
         """Without decisions that nothing depends on where the others are as they are: points that
         differ in these alone are one."""
-        used = {c.name for s in self.steps for c in s.when}
-        used |= {n for s in self.steps if s.holds(given) for n in s.names}
+        used = self._conditions.union(*(s.names for s in self.taken(given)))
         return {name: value for name, value in given.items() if name in used}
 
     def random(self, rng: Random) -> Assignment:
@@ -171,9 +188,7 @@ class Space:
         """The point of an assignment. Raises what the first illegal step says."""
         given, applied = self.complete(given), applied or Applied()
         nest, trace = applied.start(work), []
-        for s in self.steps:
-            if not s.holds(given):
-                continue
+        for s in self.taken(given):
             step = s.step(given)
             try:
                 nest = applied.apply(step, nest)

@@ -13,11 +13,13 @@ from tilewright.graph.classify import guess
 from tilewright.ir.target import Target
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.inlining import inline_maps
+from tilewright.kernel.defaults.maps import collapse, schedule_alone
 from tilewright.kernel.defaults.result_tiles import ROWS, share, tile_results
 from tilewright.kernel.defaults.rows import SHORT, reduction_lanes
 from tilewright.kernel.defaults.scheduler import PIECE, Applied, Scheduler, contiguous
 from tilewright.kernel.defaults.tiles import reorder
 from tilewright.kernel.group import Group, Stage
+from tilewright.kernel.nest import Path, Store, walk
 from tilewright.kernel.schedule import RULES
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.compute_at import ComputeAt
@@ -36,9 +38,20 @@ PIECES = 4
 LONG = 64
 
 
+def plain_maps(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
+    """A map as any other one, also where the rules have something of its own for it: loops that are
+    one walk through memory as one, lanes, threads."""
+    s, inner, host = begun(group, target, applied)
+    if host is None or inner:
+        return
+    collapse(s, [host.name])
+    schedule_alone(s, host.name)
+    yield tuple(s.trace)
+
+
 def tilings(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
     """Schedules by tiles: with rows and without them, for each axis that may have the lanes."""
-    s, inner, host = _begun(group, target, applied)
+    s, inner, host = begun(group, target, applied)
     if host is None:
         return
     wide = [k for k, p in enumerate(s.path(host.name)) if p.extent != 1][-MOST_AXES:]
@@ -46,7 +59,7 @@ def tilings(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
         others = [k for k in wide if k != col]
         if rows and not others:
             continue
-        s, inner, host = _begun(group, target, applied)
+        s, inner, host = begun(group, target, applied)
         assert host is not None
         try:
             tile_results(s, inner, host, col, others[-1] if rows else None)
@@ -58,7 +71,7 @@ def tilings(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
 def written_out(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
     """A reduction of a few numbers that lie next to each other: all of it is written out, for
     several results in turn, and none has lanes, which would read far apart."""
-    s, inner, host = _begun(group, target, applied)
+    s, inner, host = begun(group, target, applied)
     if host is None or len(inner) != 1 or not inner[0].is_reduce:
         return
     st, last = inner[0].name, s.path(host.name)[-1].name
@@ -89,7 +102,7 @@ def written_out(group: Group, target: Target, applied: Applied) -> Iterator[Trac
     yield tuple(s.trace)
 
 
-def _begun(
+def begun(
     group: Group, target: Target, applied: Applied
 ) -> tuple[Scheduler, list[Stage], Stage | None]:
     """A group whose maps are inlined, its stages before the last result, and that one."""
@@ -104,10 +117,16 @@ def _begun(
     return s, [x for x in stages if x is not outs[0]], outs[0]
 
 
+def loops_of_first(s: Scheduler, stage: str) -> Path:
+    """The loops in which the results of a reduction begin."""
+    stores = ((x, p) for x, p in walk(s.nest.body) if isinstance(x, Store) and x.stage == stage)
+    return next(p for x, p in stores if x.combine is None)
+
+
 def partial_results(group: Group, target: Target, applied: Applied) -> Iterator[Trace]:
     """Where a reduction has few results, threads share it: each has results of its own part, which
     are put together in the end."""
-    s, inner, host = _begun(group, target, applied)
+    s, inner, host = begun(group, target, applied)
     if host is None:
         return
     long = [st for st in inner if st.is_reduce and _few_results(s, st)]

@@ -47,16 +47,27 @@ def open_caching(draft: Draft) -> None:
         draft.before(first, [OpenStep.of(copy).under(made)])
         rank = len(first.nest.buffer(buffer).shape)
         last = f"{into}.i{rank - 1}"
-        steps = [OpenStep(ComputeAt, (("stage", into), ("at", Open((name,)))), (made,))]
+        steps = _placed(into, name, loops)
         if 1 < rank <= MOST_AXES:
             same = tuple(range(rank))
             order = draft.decide(f"layout_{into}", permutations(same), same)
+            draft.tested[order] = {name: loops[0]}  # an instruction takes some only
             other = Condition(order, same, equal=False)
             arguments = (("buffer", into), ("order", Open((order,))))
             steps.append(OpenStep(Permute, arguments, (made, other)))
         steps.append(OpenStep.of(Split(last, draft.target.lanes(32)), True).under(made))
         steps.append(OpenStep.of(Vectorize(f"{last}.1"), True).under(made))
         draft.before(filled, steps)
+
+
+def _placed(copy: str, name: str, loops: list[str]) -> list[OpenStep]:
+    """A copy is made in the loop that was decided on, or in the nearest one around it that has all
+    readers: where these are depends on other decisions. Once it is inside it never moves out."""
+    out: list[OpenStep] = []
+    for k in reversed(range(len(loops))):
+        further_out = [Condition(name, x, equal=False) for x in ("", *loops[:k])]
+        out.append(OpenStep.of(ComputeAt(copy, loops[k]), True).under(*further_out))
+    return out
 
 
 def _operands(nest: Nest) -> list[tuple[str, str]]:

@@ -16,13 +16,17 @@ def open_places(draft: Draft) -> None:
             continue
         step, at = item.step, dict(item.opened.arguments)["at"]
         if isinstance(at, Open) and isinstance(at.at, int):  # a place in an order that is open
-            if at.at:
-                name = draft.decide(f"place_{step.stage}", range(at.at + 1), at.at, True)
-                draft.open(item, at=replace(at, at=name))
-            continue
-        values = _places(item, step)
-        if len(values) > 1:
-            draft.open(item, at=draft.decide(f"place_{step.stage}", values, step.at))
+            if not at.at:
+                continue
+            name = draft.decide(f"place_{step.stage}", range(at.at + 1), at.at, True)
+            draft.open(item, at=replace(at, at=name))
+        else:
+            values = _places(item, step)
+            if len(values) < 2:
+                continue
+            name = draft.decide(f"place_{step.stage}", values, step.at)
+            draft.open(item, at=name)
+        draft.tested[name] = {}  # further out, there may be more than registers hold
 
 
 def _places(item: Item, step: ComputeAt) -> list[str]:

@@ -3,7 +3,10 @@ registers, blocks that stay in a cache."""
 
 from __future__ import annotations
 
+from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.join import Join
 from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.tune.space.decision import factors
 from tilewright.tune.space.draft import WRITTEN_OUT, Draft, Item, trips
 
@@ -16,12 +19,25 @@ MOST_BLOCKS = 12
 
 
 def open_sizes(draft: Draft) -> None:
-    for item in draft.items:
-        if isinstance(item.step, Split) and item.step.factor:
+    joins = [k for k, i in enumerate(draft.items) if isinstance(i.step, (ComputeWith, Join))]
+    last = max(joins, default=-1)
+    by_instruction = any(isinstance(i.step, Tensorize) for i in draft.items)
+    shared: dict[tuple[int, int], str] = {}
+    for k, item in enumerate(draft.items):
+        if not isinstance(item.step, Split) or not item.step.factor:
+            continue
+        # Loops that become one later have to be split alike: they share a decision.
+        alike = trips(item.nest, item.step.loop), item.step.factor
+        name = shared.get(alike) if k < last else None
+        if name is None:
             values = _values(draft, item, item.step)
-            if len(values) > 1:
-                name = draft.decide(f"size_{item.step.loop}", values, item.step.factor, True)
-                draft.open(item, factor=name)
+            if len(values) < 2:
+                continue
+            name = draft.decide(f"size_{item.step.loop}", values, item.step.factor, True)
+            shared[alike] = name
+            if by_instruction and draft.kinds(f"{item.step.loop}.1") <= WRITTEN_OUT:
+                draft.tested[name] = {}  # an instruction takes some sizes only
+        draft.open(item, factor=name)
 
 
 def _values(draft: Draft, item: Item, step: Split) -> list[int]:
