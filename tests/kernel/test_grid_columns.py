@@ -84,7 +84,7 @@ def random_sums(seed: int) -> tuple[Group, DType]:
     return g, d
 
 
-@pytest.mark.parametrize("seed", drawn(range(40), 2))
+@pytest.mark.parametrize("seed", drawn([1, 0, *range(2, 40)], 1))
 def test_random_sizes(seed: int) -> None:
     g, d = random_sums(seed)
     nest = scheduled(g)

@@ -12,6 +12,7 @@ import pytest
 from tests.gpu import emulate
 from tests.gpu.assembler import assemble
 from tests.graph.build import arg
+from tests.seeds import drawn
 from tilewright import ops, targets
 from tilewright.base.events import Log
 from tilewright.driver.program.default_passes import passes as default_passes
@@ -253,7 +254,7 @@ def test_plain_additions_of_several_tiles_are_a_race() -> None:
         simt.run(replace(c.nest, body=transform(c.nest.body, one)), c.numbers())
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", drawn([True, False], 1))
 def test_the_code_of_all_gradients(causal: bool) -> None:
     """Five products, of which two or more go on at a time; zeros, the kernel, and rounding. Blocks
     with a mask are apart."""

@@ -75,6 +75,7 @@ def beside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder whose tests both runs find: pytest alone, twice."""
     monkeypatch.setattr(checkouts, "BY", dict.fromkeys(("triton", "cuda"), ("pytest",)))
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:cacheprovider")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take half of the time
     return tmp_path
 
 

@@ -7,6 +7,7 @@ Models that resemble one of the others run with `pytest -m slow`.
 import pytest
 import torch
 
+from tests.seeds import drawn
 from tests.suites.model_checks import check_decoding, check_model
 from tests.suites.models import BUILDERS
 
@@ -19,6 +20,7 @@ SIZES = [
 # Each with what it resembles: its layers, or the way in which they are put together.
 ALIKE = {
     "mobilenetv2": "resnet50 and the depthwise layers of convnext",
+    "llama": "its decoding into a cache",
     "gpt2": "llama",
     "llama_decode1": "decoding into a cache",
     "clip": "bert and vit",
@@ -58,7 +60,7 @@ def test_full_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("tiny", SIZES)
-@pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "llama"])
+@pytest.mark.parametrize("name", drawn(["mlp", "bert", "llama"], 1))
 def test_bfloat16(name: str, tiny: bool) -> None:
     assert check_model(name, tiny, torch.bfloat16) == []
 

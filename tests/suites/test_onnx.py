@@ -11,10 +11,12 @@ from tests.suites import onnx_backend
 from tests.suites.onnx_cases import GOOD, cases_of, judge, parts_of, work, written
 from tests.suites.opinfo_runs import Outcome, Settings, run
 
-# Files of the suite, a few of each family, whose cases are quick to make.
+# Files of the suite, a few of each family, whose cases are quick to make: those of averagepool and
+# maxpool take seconds for their expected results.
 FILES = (
-    "averagepool castlike conv convtranspose cumsum depthtospace dequantizelinear einsum gathernd "
-    "gridsample groupnormalization if_ loop maxpool pad qlinearmatmul quantizelinear "
+    "castlike conv convtranspose cumsum depthtospace dequantizelinear einsum gathernd "
+    "globalaveragepool globalmaxpool "
+    "gridsample groupnormalization if_ loop pad qlinearmatmul quantizelinear "
     "reduce_log_sum_exp resize scatternd slice softmax split squeeze topk"
 ).split()
 EVERY = 8
@@ -22,7 +24,7 @@ EVERY = 8
 
 def test_slice() -> None:
     chosen = list(cases_of(*FILES).items())[::EVERY]
-    assert len(chosen) >= 40
+    assert len(chosen) >= 35
     outcomes = [judge(name, parts_of(case)) for name, case in chosen]
     assert onnx_backend.surprises(outcomes, onnx_backend.expected()) == []
 

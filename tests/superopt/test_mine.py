@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.seeds import drawn
 from tilewright.base.errors import Invalid
 from tilewright.driver.cli import main
 from tilewright.superopt.generalise import has_proof
@@ -91,7 +92,7 @@ def candidates(
 
 @pytest.mark.parametrize(
     "stage",
-    ["mine.generalised", "shorten.rules_of", "shorten.gains", "mine.proved"],
+    drawn(["mine.generalised", "mine.proved", "shorten.rules_of", "shorten.gains"], 2),
 )
 def test_a_candidate_that_cannot_be_treated(
     stage: str,
@@ -110,12 +111,7 @@ def test_a_candidate_that_cannot_be_treated(
     assert len(read(out)) >= len(read(moved)) - 2
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "stage", ["shorten.saturate", "mine.has_proof", pytest.param("mine.proved", marks=SLOW)]
-)
+@pytest.mark.parametrize("stage", drawn(["shorten.saturate", "mine.has_proof", "mine.proved"], 1))
 def test_what_was_found_is_written_and_gone_on_from(
     stage: str,
     moved: Path,

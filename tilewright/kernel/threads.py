@@ -25,8 +25,9 @@ is allocated at the outermost level is global, unless it is shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from math import gcd
 
@@ -283,6 +284,13 @@ class Access:
     lasting: int | None = None
     loops: frozenset[Sym] = frozenset()  # around it
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.buffer, self.index, self.threads, self.earlier, self.lasting))
+
+    def __hash__(self) -> int:  # they are looked up again and again
+        return self._hash
+
     def __str__(self) -> str:
         return f"{self.buffer}[{','.join(map(str, self.index))}]"
 
@@ -318,25 +326,20 @@ def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
         stage = x.stage if isinstance(x, (Store, Atomic)) else line_of(x)
         around = frozenset(q.var for q in p)
         own = [r for v in own_values(x) for r in loads(v)]
-        found = [Access(str(r.source), r.index, False, False, stage, t, loops=around) for r in own]
+        touch = partial(Access, stage=stage, threads=t, loops=around)
+        found = [touch(str(r.source), r.index, False, False) for r in own]
         if isinstance(x, Store):
             red, order = x.combine is not None and not x.atomic, "relaxed" if x.atomic else ""
-            late, index = x.asynchronous, x.index
-            found.append(
-                Access(x.buffer, index, True, red, stage, t, late, order=order, loops=around)
-            )
+            found += [touch(x.buffer, x.index, True, red, asynchronous=x.asynchronous, order=order)]
             owners = _owners(n, p)
             found = [_by_owner(a, owners[a.buffer]) if a.buffer in owners else a for a in found]
         elif isinstance(x, Atomic):
-            found.append(
-                Access(x.buffer, x.index, True, False, stage, t, order=x.order, loops=around)
-            )
+            found.append(touch(x.buffer, x.index, True, False, order=x.order))
             if x.result is not None:
-                found.append(Access(*x.result, True, False, stage, t, loops=around))
+                found.append(touch(*x.result, True, False))
         i = instruction_around(p)
         if i is not None and (i.asynchronous or i.engine):
-            age = 0 if i.asynchronous else None
-            made = by_producer(p)
+            age, made = 0 if i.asynchronous else None, by_producer(p)
             found = [replace(a, lasting=age, elected=bool(i.engine), produced=made) for a in found]
         out += found
     return out
@@ -404,7 +407,7 @@ def _warp_faults(n: Nest, launch: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]
                 yield f"{what}, inside {q.name} threads part", s
 
 
-def two_threads(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set[Sym]) -> bool:
+def two_threads(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: Set[Sym]) -> bool:
     """May two threads touch one cell by these accesses? Threads along an axis that surely are the
     same have one value of their variable for both."""
     if same_thread(n, a, b, axes, uniform):
@@ -415,7 +418,7 @@ def two_threads(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set
     return not apart(a, b, uniform | same)
 
 
-def apart(a: Access, b: Access, uniform: set[Sym]) -> bool:
+def apart(a: Access, b: Access, uniform: Set[Sym]) -> bool:
     """Are the cells that two accesses touch surely different ones, whatever the threads are? The
     uniform symbols have one value for both."""
     for i, j in zip(a.index, b.index, strict=True):
@@ -476,7 +479,7 @@ def _turn(i: Dim) -> tuple[Dim, Dim]:
     return i, 0
 
 
-def same_thread(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set[Sym]) -> bool:
+def same_thread(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: Set[Sym]) -> bool:
     """Where both touch one cell, is it surely one thread that does, along these axes? The uniform
     symbols have one value for both."""
     mine, other = dict(a.threads), dict(b.threads)
@@ -491,7 +494,7 @@ def same_thread(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set
     )
 
 
-def _pinned(n: Nest, a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
+def _pinned(n: Nest, a: Access, b: Access, va: Sym, vb: Sym, uniform: Set[Sym]) -> bool:
     buffer = n.buffer(a.buffer)
     # One variable for both, which may be any thread of either: i%7 is i for some of them only.
     most = max(D.bounds(extent(va))[1], D.bounds(extent(vb))[1])
@@ -506,7 +509,7 @@ def _pinned(n: Nest, a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) 
     return w is not None and _same_iteration(buffer, second, w, v)
 
 
-def _determined(a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
+def _determined(a: Access, b: Access, va: Sym, vb: Sym, uniform: Set[Sym]) -> bool:
     """Do equal indices imply equal threads? They do if the digits of a thread's number that they
     determine are all of it, such as t//4 and t%4."""
     digits: list[tuple[int, int | None]] = []
@@ -549,7 +552,7 @@ def _digit(x: D.Atom, v: Sym) -> tuple[int, int | None] | None:
 Monomial = tuple[D.Atom, ...]
 
 
-def _one_digit(i: Dim, j: Dim, ma: Monomial, mb: Monomial, uniform: set[Sym]) -> bool:
+def _one_digit(i: Dim, j: Dim, ma: Monomial, mb: Monomial, uniform: Set[Sym]) -> bool:
     """Are two terms one digit of two equal indices? Of c*digit + low + high with a low part less
     than c, and a high one of multiples of c*w, the digit is index//c%w, if it is less than w."""
     first, second = _terms(i), _terms(j)

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("onnx", reason="the extra onnx is not installed")
 from onnx import helper, parser
+from onnx.reference import ReferenceEvaluator
 
 import tilewright as tw
 from tilewright.base.errors import Invalid, MissingExtra
@@ -47,6 +48,20 @@ def test_habits_of_a_session(tmp_path: Path) -> None:
     np.testing.assert_array_equal(only, z)
     np.testing.assert_array_equal(s(x, b)[1], z)
     np.testing.assert_array_equal(s(x, b=b)[1], z)
+
+
+@pytest.mark.parametrize("more", ["", "ceil_mode = 1", "pads = [1, 0, 1, 1]", "dilations = [2, 1]"])
+def test_pools(more: str) -> None:
+    """As ONNX's own evaluator says. The slice of its suite has none: those take seconds to make."""
+    sizes = ", ".join(["kernel_shape = [3, 2], strides = [2, 2]", *([more] if more else [])])
+    body = f"y = AveragePool <{sizes}> (x)\n z = MaxPool <{sizes}> (x)"
+    head = "(float[1, 2, 8, 7] x) => (float[N, C, H, W] y, float[N, C, H, W] z)"
+    start = f'<ir_version: 8, opset_import: ["" : 19]> g {head}'
+    made = parser.parse_model(f"{start} {{ {body} }}")
+    x = floats(1, 2, 8, 7)
+    wanted: Any = ReferenceEvaluator(made).run(None, {"x": x})
+    for got, right in zip(session(head, body, 19)(x), wanted, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,10 @@ import gc
 import json
 import os
 import threading
+import weakref
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,8 @@ from tilewright.driver.program.programs import compile_graph
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node, constant, input, item
 from tilewright.ir.types import TensorType, bf16, f32, i64
+from tilewright.runtime.library import Library
+from tilewright.runtime.program import Program
 
 RNG = np.random.default_rng(0)
 
@@ -205,21 +209,40 @@ def _resident() -> int:
         return int(status.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize(
-    "count", [pytest.param(25, id="25"), pytest.param(1000, id="1000", marks=pytest.mark.slow)]
-)
+def compile_one(k: int) -> weakref.ref[Program]:
+    x = tensor("x", 8 + k % 50, 16)
+    scale = ops.full(x.shape, float(k), f32)
+    program = compile_graph(Graph(f"g{k}", (x,), (ops.softmax(ops.mul(x, scale), 1),)))
+    (got,) = call(program, [like(x)])
+    np.testing.assert_allclose(got.sum(1), 1, rtol=1e-5)
+    return weakref.ref(program)
+
+
+def test_programs_are_forgotten() -> None:
+    """Their code too; the slow test below sees all memory of the process."""
+    compile_one(0)  # the threads' own code is loaded once, and stays
+    loaded: list[weakref.ref[Library]] = []
+    started = Library.__init__
+
+    def noted(self: Library, *given: Any, **named: Any) -> None:
+        started(self, *given, **named)
+        loaded.append(weakref.ref(self))
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(Library, "__init__", noted)
+        programs = [compile_one(k) for k in range(1, 4)]
+    gc.collect()
+    assert len(loaded) >= 3
+    assert not any(x() for x in (*programs, *loaded))
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/statm"),
     reason="how much memory a process holds is read from Linux's /proc",
 )
-def test_many_compiles_do_not_grow_the_process(count: int) -> None:
-    def compile_one(k: int) -> None:
-        x = tensor("x", 8 + k % 50, 16)
-        scale = ops.full(x.shape, float(k), f32)
-        program = compile_graph(Graph(f"g{k}", (x,), (ops.softmax(ops.mul(x, scale), 1),)))
-        (got,) = call(program, [like(x)])
-        np.testing.assert_allclose(got.sum(1), 1, rtol=1e-5)
-
+def test_many_compiles_do_not_grow_the_process() -> None:
+    count = 1000
     for k in range(30):
         compile_one(k)
     gc.collect()

@@ -112,7 +112,12 @@ def test_a_function_that_is_called_very_often_is_not_written_out() -> None:
     ("name", "size", "most"),
     # Of a sorting network 10 steps are one vector of 16 lanes, and 21 are four: its steps are not
     # all alike, and the text of the longer one is 3.3 times that of the shorter. A square is 4.4.
-    [("tile_chain", 10, 3), ("tile_integers", 8, 3), ("tile_sums", 6, 3), ("bitonic", 10, 3.5)],
+    [
+        ("tile_chain", 10, 3),
+        ("tile_sums", 6, 3),
+        ("bitonic", 10, 3.5),
+        pytest.param("tile_integers", 8, 3, marks=pytest.mark.slow),  # like the chain
+    ],
 )
 def test_long_tile_kernels(name: str, size: int, most: float) -> None:
     """They are right, and twice the program is about twice the text."""

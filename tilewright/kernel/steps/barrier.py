@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Sym
+from tilewright.ir.dim import Dim, Sym
 from tilewright.kernel.box_copies import by_engine, changed_meanwhile
 from tilewright.kernel.nest import (
     BLOCKS,
@@ -100,6 +101,14 @@ class _Touched:
     left: list[Access]
 
 
+_Place = tuple[int, ...]
+_Passed = tuple[tuple[Stmt, ...], list[Access]]  # with barriers, and what is pending afterwards
+_Threads = tuple[tuple[str, Sym], ...]
+# Of two accesses: buffer, index and threads of one, those of the other, and symbols that have one
+# value for both.
+_Question = tuple[str, tuple[Dim, ...], _Threads, tuple[Dim, ...], _Threads, frozenset[Sym]]
+
+
 class _Scan:
     """One block, statement by statement, with what was touched since the last barrier.
 
@@ -119,17 +128,18 @@ class _Scan:
         }
         self.copies: list[Access] = []  # asynchronous ones, in any iteration
         # Loops are looked at again and again until nothing more is pending: what a statement does
-        # at its place, and a loop that meets nothing, are found once.
-        self.touched: dict[tuple[int, ...], _Touched] = {}
-        self.alone: dict[tuple[int, ...], tuple[tuple[Stmt, ...], list[Access]]] = {}
+        # at its place, what a loop does to what is pending, which accesses meet, and what they
+        # are in other iterations, are found once.
+        self.touched: dict[_Place, _Touched] = {}
+        self.loops: dict[tuple[_Place, tuple[Access, ...]], _Passed] = {}
+        self.met: dict[_Question, bool] = {}
+        self.elsewhere: dict[tuple[Access, Sym, Callable[[Access, Loop], Access]], Access] = {}
         self.plain: dict[int, frozenset[str] | None] = {}  # what a loop uses that only computes
         self.common = {b.name for b in n.buffers if b.scope != "in" and b.name not in self.private}
         shared = {b.name for b in n.buffers if b.scope == "shared"}
         self.everyones = {x for x in self.common if x not in shared}  # memory of all blocks
 
-    def body(
-        self, stmts: tuple[Stmt, ...], path: Path, pending: list[Access]
-    ) -> tuple[tuple[Stmt, ...], list[Access]]:
+    def body(self, stmts: tuple[Stmt, ...], path: Path, pending: list[Access]) -> _Passed:
         out: list[Stmt] = []
         tiles = self.step.tiles
         follows = handed_on(self.n, stmts, tiles) if all(q.kind in BLOCKS for q in path) else {}
@@ -148,10 +158,7 @@ class _Scan:
             if isinstance(s, Loop) and not one:
                 what = f"{s.name} is parallel, next to threads of one block"
                 self.step.need(s.kind != "parallel", what, "Bind it instead")
-                at = _place(s, path)
-                if at not in self.alone:
-                    self.alone[at] = self._loop(s, path, [])
-                inner, after = self.alone[at]
+                inner, after = self._loop(s, path, [])
                 met, left = self._loop(s, path, pending) if pending else (inner, after)
                 if _barriers(met) > _barriers(inner):  # once before the loop, not in every round
                     out.append(Barrier())
@@ -160,7 +167,7 @@ class _Scan:
                 out.append(replace(s, body=inner))
                 pending = after
                 continue
-            uniform = {q.var for q in path} | set(self.n.dims)
+            uniform = frozenset(q.var for q in path) | frozenset(self.n.dims)
             if isinstance(s, (If, While)) and not any(q.kind in THREADS for q in path):
                 if self._talk(pending, self._condition(s, path), uniform):
                     out.append(Barrier())
@@ -196,7 +203,7 @@ class _Scan:
             return False
         return not any(a.buffer in used for a in pending if a.lasting is not None)
 
-    def _touched(self, s: Stmt, path: Path, uniform: set[Sym]) -> _Touched:
+    def _touched(self, s: Stmt, path: Path, uniform: frozenset[Sym]) -> _Touched:
         at = _place(s, path)
         if at not in self.touched:
             all_ = accesses(self.n, s, path)
@@ -227,7 +234,9 @@ class _Scan:
             if isinstance(s, If) or set(after) == set(before):
                 break
             before = after
-        if isinstance(s, While) and self._talk(after, self._condition(s, path), set(self.n.dims)):
+        if isinstance(s, While) and self._talk(
+            after, self._condition(s, path), frozenset(self.n.dims)
+        ):
             made[0] = (*made[0], Barrier())
         return with_bodies(s, made), after
 
@@ -239,33 +248,54 @@ class _Scan:
         done = lambda a: a.lasting is not None and a.lasting >= s.pending  # noqa: E731
         return [replace(a, lasting=None) if done(a) else a for a in pending]
 
-    def _loop(
-        self, s: Loop, path: Path, pending: list[Access]
-    ) -> tuple[tuple[Stmt, ...], list[Access]]:
+    def _loop(self, s: Loop, path: Path, pending: list[Access]) -> _Passed:
+        at = _place(s, path), tuple(pending)
+        if at not in self.loops:
+            self.loops[at] = self._rounds(s, path, pending)
+        return self.loops[at]
+
+    def _rounds(self, s: Loop, path: Path, pending: list[Access]) -> _Passed:
         """A loop that all threads run: an iteration may also conflict with the one before, and with
         earlier ones if no barrier is between."""
-        before = pending
+        before, outside = pending, set(pending)
         once = D.bounds(s.extent)[1] <= 1
         while True:
             inner, after = self.body(s.body, (*path, s), before)
             own = [a for a in after if s.name not in a.earlier]
-            left = [a.before(s) if a not in pending else a for a in own]
+            inside = [a for a in own if a not in outside]
+            left = [self._moved(a, s, Access.before) if a not in outside else a for a in own]
             # Where an iteration has no barrier, those before it are still pending.
             if len(own) < len(after):
-                left += [replace(a.long_before(s), lasting=None) for a in own if a not in pending]
+                left += [
+                    replace(self._moved(a, s, Access.long_before), lasting=None) for a in inside
+                ]
             # What goes on is that of one iteration, unless it is never waited for.
             ongoing = [a for a in after if a.lasting is not None and s.name in a.earlier]
-            left += [a.long_before(s) if a.lasting == OLDEST else a.before(s) for a in ongoing]
+            left += [
+                self._moved(a, s, Access.long_before)
+                if a.lasting == OLDEST
+                else self._moved(a, s, Access.before)
+                for a in ongoing
+            ]
             grown = _union(before, left)
             if once or set(grown) == set(before):
                 break
             before = grown
         # What is pending of earlier iterations is so of the last one too: it is the same.
-        after = _union([], [a.elsewhere(s) for a in own])
+        after = _union([], [self._moved(a, s, Access.elsewhere) for a in own])
         ran = D.bounds(s.extent)[0] >= 1
         return inner, after if ran else _union(pending, after)
 
-    def _refuse_unfinished(self, old: list[Access], new: list[Access], uniform: set[Sym]) -> None:
+    def _moved(self, a: Access, s: Loop, how: Callable[[Access, Loop], Access]) -> Access:
+        """An access as one of another iteration."""
+        at = a, s.var, how
+        if at not in self.elsewhere:
+            self.elsewhere[at] = how(a, s)
+        return self.elsewhere[at]
+
+    def _refuse_unfinished(
+        self, old: list[Access], new: list[Access], uniform: frozenset[Sym]
+    ) -> None:
         """What an asynchronous instruction reads does not change before it is waited for, and its
         results may not be used until then, but the next one may go on with them."""
         for a in (a for a in old if a.lasting is not None):
@@ -277,10 +307,10 @@ class _Scan:
                 fine = (a.writes and b.lasting is not None) or apart(a, b, uniform)
                 self.step.need(fine, what, "wait for products before, or more versions of it")
 
-    def _talk(self, old: list[Access], new: list[Access], uniform: set[Sym]) -> bool:
+    def _talk(self, old: list[Access], new: list[Access], uniform: frozenset[Sym]) -> bool:
         return any(self._meets(a, b, uniform) for b in new for a in old)
 
-    def _meets(self, a: Access, b: Access, uniform: set[Sym]) -> bool:
+    def _meets(self, a: Access, b: Access, uniform: frozenset[Sym]) -> bool:
         if self._ordered(a, b):
             return True
         if a.buffer in self.private or (a.elected and b.elected) or a.produced or b.produced:
@@ -293,7 +323,10 @@ class _Scan:
             return False
         if self._moves(a) or self._moves(b):
             return True
-        return two_threads(self.n, a, b, self.axes, uniform)
+        question = (a.buffer, a.index, a.threads, b.index, b.threads, uniform)
+        if question not in self.met:
+            self.met[question] = two_threads(self.n, a, b, self.axes, uniform)
+        return self.met[question]
 
     def _moves(self, a: Access) -> bool:
         """Is a cell selected by memory that may have changed since?"""
@@ -343,7 +376,7 @@ class _Scan:
             what = f"{w.stage} {verb} {w} in every thread of {', '.join(missing)}"
             self.step.need(not bad, what, "bind its loops, or keep it in local memory")
 
-    def _refuse_inside(self, here: list[Access], uniform: set[Sym]) -> None:
+    def _refuse_inside(self, here: list[Access], uniform: frozenset[Sym]) -> None:
         """There is no place for a barrier inside a thread loop: threads must not communicate
         there."""
         for w in (a for a in here if a.writes):
@@ -383,7 +416,7 @@ def _behind(n: Nest) -> set[str]:
     return {str(x) for s in copies for x in s.value.sources if n.buffer(str(x)).pointer}
 
 
-def _place(s: Stmt, path: Path) -> tuple[int, ...]:
+def _place(s: Stmt, path: Path) -> _Place:
     """A statement where it stands: equal ones may stand in other loops too."""
     return (*map(id, path), id(s))
 
