@@ -17,7 +17,7 @@ from tilewright.ir.target import Target
 
 # What zig calls the system, the emulator, and where the C library of the system is.
 SYSTEMS = {
-    "aarch64": ("aarch64-linux-gnu", "qemu-aarch64", "/usr/aarch64-linux-gnu"),
+    "aarch64": ("aarch64-linux-gnu", "qemu-aarch64 -cpu max", "/usr/aarch64-linux-gnu"),
     "armv7": ("arm-linux-gnueabihf", "qemu-arm -cpu max", "/usr/arm-linux-gnueabihf"),
     "riscv64": (
         "riscv64-linux-gnu",
