@@ -249,7 +249,7 @@ def random_layer(seed: int) -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def interpreted(made: Translated, given: dict[str, np.ndarray]) -> list[np.ndarray]:
-    weights = [read_weight() for read_weight in made.weights]
+    weights = [value() for value in made.weights.values()]
     return evaluate(made.graph, [*weights, *given.values()])
 
 
