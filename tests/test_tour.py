@@ -46,7 +46,7 @@ def test_the_architecture_names_what_exists() -> None:
     text = (root / "docs" / "architecture.md").read_text()
     assert text.count("\n") <= 250
     named = set(re.findall(r"`([\w/.]+(?:\.py|\.md|/))`", text))
-    homes = [root, root / "tilewright"]
+    homes = [root, root / "tilewright", root / "tilewright_runtime"]
     homes += [p for p in (root / "tilewright").rglob("*") if p.is_dir() and p.name[0] != "_"]
     missing = [name for name in named if not any((home / name).exists() for home in homes)]
     assert not missing, f"docs/architecture.md names what is not there: {missing}"

@@ -46,7 +46,7 @@ def test_every_command_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(parsers) == list(registry.COMMANDS)
     for name in registry.COMMANDS:
         command = registry.command_of(name)
-        assert 2 <= len(command.examples) <= 3, name
+        assert 2 <= len(command.examples) <= 4, name
         for example in command.examples:
             words = [w.strip("'") for w in example.split(" > ")[0].split()]
             assert words[: len(name.split())] == name.split()

@@ -114,7 +114,7 @@ def test_a_function_that_is_called_very_often_is_not_written_out() -> None:
     # all alike, and the text of the longer one is 3.3 times that of the shorter. A square is 4.4.
     [
         ("tile_chain", 10, 3),
-        ("tile_sums", 6, 3),
+        pytest.param("tile_sums", 6, 3, marks=pytest.mark.slow),  # like the chain
         ("bitonic", 10, 3.5),
         pytest.param("tile_integers", 8, 3, marks=pytest.mark.slow),  # like the chain
     ],
