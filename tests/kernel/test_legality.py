@@ -22,7 +22,7 @@ from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.text import nest_text, parse_group, parse_nest
 
 
-@pytest.mark.parametrize("illegal", [8, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("illegal", [5, pytest.param(25, marks=pytest.mark.slow)])
 def test_brute_force(illegal: int) -> None:
     tally = survey(first=100_000, illegal=illegal)
     assert not tally.illegal_accepted, "\n".join(tally.illegal_accepted)

@@ -115,7 +115,7 @@ def test_a_function_that_is_called_very_often_is_not_written_out() -> None:
     [
         ("tile_chain", 10, 3),
         pytest.param("tile_sums", 6, 3, marks=pytest.mark.slow),  # like the chain
-        ("bitonic", 10, 3.5),
+        pytest.param("bitonic", 10, 3.5, marks=pytest.mark.slow),
         pytest.param("tile_integers", 8, 3, marks=pytest.mark.slow),  # like the chain
     ],
 )
