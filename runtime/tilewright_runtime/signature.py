@@ -31,6 +31,7 @@ def require_signature(files: Files, manifest: bytes, public_key: object) -> None
 def public_key_of(given: object) -> Any:
     """A key from PEM, as bytes or in a file, or one of `cryptography`'s."""
     try:
+        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
     except ImportError:
@@ -53,7 +54,7 @@ def public_key_of(given: object) -> Any:
         raise PackageError("ARGUMENT", f"a {type(given).__name__} is no public key: give PEM")
     try:
         found = load_pem_public_key(text)
-    except Exception:  # cryptography has several, of what it finds in the text
+    except (ValueError, UnsupportedAlgorithm):
         found = None
     if not isinstance(found, Ed25519PublicKey):
         raise PackageError("ARGUMENT", f"{shown} is no public key of ed25519 in PEM")

@@ -30,6 +30,7 @@ import tilewright as tw
 from tests.export.foreign import command
 from tests.export.harness import called, judge, written
 from tilewright import targets
+from tilewright.bench.example import Example
 from tilewright.bench.models import build
 from tilewright.driver.export.api import export
 
@@ -99,10 +100,10 @@ def _number(text: str, word: str) -> float:
     return float(words[words.index(word) + 1])
 
 
-def results(path: Path, example: object) -> list[np.ndarray]:
+def results(path: Path, example: Example) -> list[np.ndarray]:
     """What the C program wrote, in the shapes of eager's results."""
     with torch.no_grad():
-        like = tree_leaves(example.module(*example.inputs))  # type: ignore[attr-defined]
+        like = tree_leaves(example.module(*example.inputs))
     raw, found, at = path.read_bytes(), [], 0
     for x in like:
         a = np.frombuffer(raw, x.numpy().dtype, x.numel(), at).reshape(tuple(x.shape))

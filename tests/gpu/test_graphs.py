@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -23,14 +22,6 @@ from tilewright.runtime.cuda import program
 from tilewright.runtime.cuda.machine import Machine
 
 Gpu = tuple[FakeLibrary, Machine]
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    torch.manual_seed(0)
-    monkeypatch.setattr(program, "FEWEST", 0)
-    with texts_are_known(monkeypatch):
-        yield fake_machine()
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
-from tests.gpu.fake import FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
-from tilewright.runtime.cuda import program
+from tests.gpu.fake import FakeLibrary, on_fake_gpu
 from tilewright.runtime.cuda.machine import Machine
 
 Gpu = tuple[FakeLibrary, Machine]
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    torch.manual_seed(0)
-    monkeypatch.setattr(program, "FEWEST", 0)
-    with texts_are_known(monkeypatch):
-        yield fake_machine()
 
 
 def test_rounds_of_a_known_number_are_part_of_one_graph(gpu: Gpu) -> None:

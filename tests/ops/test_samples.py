@@ -36,9 +36,8 @@ def run_interpreter(cases: Sequence[Case]) -> list[list[np.ndarray]]:
     return [evaluate(Graph("sample", n.inputs, outputs_of(n)), args) for n, args in cases]
 
 
-def run_native(cases: Sequence[Case]) -> list[list[np.ndarray]]:
-    """The compiled CPU path, all cases as one program; bfloat16 travels as its upper 16 bits."""
-    driver = importlib.import_module("tilewright.driver.program.programs")
+def graph_of(cases: Sequence[Case]) -> tuple[Graph, list[np.ndarray], list[int]]:
+    """Cases as one graph, with memory for its inputs, and where the outputs of each end."""
     inputs: list[Node] = []
     outputs: list[Node] = []
     memory: list[np.ndarray] = []
@@ -49,7 +48,15 @@ def run_native(cases: Sequence[Case]) -> list[list[np.ndarray]]:
         outputs += outputs_of(node(n.op, *own))
         memory += [_to_memory(a, x.dtype) for a, x in zip(args, own, strict=True)]
         ends.append(len(outputs))
-    program = driver.compile_graph(Graph("samples", tuple(inputs), tuple(outputs)))
+    return Graph("samples", tuple(inputs), tuple(outputs)), memory, ends
+
+
+def run_native(cases: Sequence[Case]) -> list[list[np.ndarray]]:
+    """The compiled CPU path, all cases as one program; bfloat16 travels as its upper 16 bits."""
+    driver = importlib.import_module("tilewright.driver.program.programs")
+    graph, memory, ends = graph_of(cases)
+    outputs = graph.outputs
+    program = driver.compile_graph(graph)
     shapes = [[d for d in o.shape if isinstance(d, int)] for o in outputs]
     results = [np.zeros(d, _memory_dtype(o.dtype)) for d, o in zip(shapes, outputs, strict=True)]
     program.run([a.ctypes.data for a in memory], [a.ctypes.data for a in results], [])

@@ -15,7 +15,7 @@ from tests.ops.test_samples import (
     Case,
     Executor,
     _from_memory,
-    _to_memory,
+    graph_of,
     problems,
     samples_of,
 )
@@ -27,8 +27,8 @@ from tilewright.driver.program.elsewhere import built_elsewhere, kernels_for
 from tilewright.driver.program.options import Options
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Graph, Node, input, node
-from tilewright.ir.operator import OPERATORS, Sample, outputs_of, sample_node
+from tilewright.ir.node import Graph, input
+from tilewright.ir.operator import OPERATORS, Sample, sample_node
 from tilewright.ir.types import TensorType, f32
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.schedule import default_schedule
@@ -46,21 +46,6 @@ NEW = ("armv7", "riscv64", "riscv64-v", "wasm32", "wasm32-relaxed")
 # What takes machines most: products, transcendental functions, rounding, conversions, division.
 FEW = ("matmul", "conv", "softmax", "cast", "floor", "round", "floordiv", "maximum", "randn")
 PTHREAD = ("clock_gettime", "sched_yield", "pthread_")
-
-
-def graph_of(cases: Sequence[Case]) -> tuple[Graph, list[np.ndarray], list[int]]:
-    """Cases as one graph, with memory for its inputs, and where the outputs of each end."""
-    inputs: list[Node] = []
-    outputs: list[Node] = []
-    memory: list[np.ndarray] = []
-    ends = []
-    for k, (n, args) in enumerate(cases):
-        own = [input(f"s{k}x{j}", x.ttype) for j, x in enumerate(n.inputs)]
-        inputs += own
-        outputs += outputs_of(node(n.op, *own))
-        memory += [_to_memory(a, x.dtype) for a, x in zip(args, own, strict=True)]
-        ends.append(len(outputs))
-    return Graph("samples", tuple(inputs), tuple(outputs)), memory, ends
 
 
 def runs_on(name: str, folder: Path) -> Executor:

@@ -83,13 +83,14 @@ def _checked(package: str | Path, key: str | Path | None = None) -> list[str]:
 
 def _private_key(path: Path) -> Any:
     keys, pem = _cryptography(_KEYS), _cryptography(_PEM)
+    unsupported = _cryptography("cryptography.exceptions").UnsupportedAlgorithm
     try:
         text = path.read_bytes()
     except OSError as problem:
         raise Invalid(f"{path} cannot be read: {problem.strerror}") from None
     try:
         found = pem.load_pem_private_key(text, None)
-    except Exception:  # cryptography has several, of what it finds in the text
+    except (ValueError, TypeError, unsupported):  # TypeError: it has a password
         found = None
     if not isinstance(found, keys.Ed25519PrivateKey):
         raise Invalid(

@@ -181,12 +181,12 @@ class Scan(Op):
 
     def reference(self, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
         given = operands[self.carried :][: self.sliced]
-        length = len(given[0]) if given else int(self.length)  # type: ignore[arg-type]
+        length = len(given[0]) if given else D.evaluate(self.length, {})
 
         def empty(t: TensorType) -> np.ndarray:
-            return np.zeros(t.shape, t.dtype.numpy)  # type: ignore[arg-type]
+            return np.zeros([int(D.evaluate(d, {})) for d in t.shape], t.dtype.numpy)
 
-        return self._rounds(operands, by_references, length, empty)
+        return self._rounds(operands, by_references, int(length), empty)
 
     def _rounds(
         self,

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnx", reason="the extra onnx is not installed")
-onnxruntime = pytest.importorskip("onnxruntime", reason="it is what results are compared with")
-from onnx import helper, parser  # noqa: E402
+import onnxruntime
+from onnx import helper, parser
 
-import tilewright as tw  # noqa: E402
-from tests.seeds import drawn  # noqa: E402
-from tilewright.base.errors import TilewrightError, Unsupported  # noqa: E402
-from tilewright.capture.onnx.model import read  # noqa: E402
-from tilewright.capture.onnx.translate import Translated, translate  # noqa: E402
-from tilewright.ir.interpret import evaluate  # noqa: E402
-from tilewright.ir.node import Graph  # noqa: E402
-from tilewright.ops.control import Cond, Scan, WhileLoop  # noqa: E402
+import tilewright as tw
+from tests.seeds import drawn
+from tilewright.base.errors import TilewrightError, Unsupported
+from tilewright.capture.onnx.model import read
+from tilewright.capture.onnx.translate import Translated, translate
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.node import Graph
+from tilewright.ops.control import Cond, Scan, WhileLoop
 
 PROVIDERS = ["CPUExecutionProvider"]
 

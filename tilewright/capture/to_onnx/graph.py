@@ -19,7 +19,7 @@ from tilewright.ir.node import Graph, Input, Item, Node, topological
 from tilewright.ir.operator import composition, is_composed
 from tilewright.ir.polynomial import Sym
 from tilewright.ir.positions import static
-from tilewright.ir.types import DType, b1, i64
+from tilewright.ir.types import DType, TupleType, b1, i64
 from tilewright.ops.control import Cond, Scan, WhileLoop
 
 OPSET = 20  # what a model is written in unless another is asked for
@@ -156,7 +156,8 @@ class _Walk:
             return made if _several(n) else made[0]
         self.reasons.setdefault(n.op.name, why)
         if _several(n):
-            return tuple(Out("?", t.dtype) for t in n.type.items)  # type: ignore[union-attr]
+            assert isinstance(n.type, TupleType)
+            return tuple(Out("?", t.dtype) for t in n.type.items)
         return Out("?", n.dtype)
 
     def result(self, n: Node) -> Out:
@@ -171,7 +172,8 @@ class _Walk:
         if isinstance(given, Int) or isinstance(wanted, Int) or wanted > MOVED:
             return None
         places = np.arange(given).reshape(static(n.inputs[0].shape))
-        found = n.op.reference(places)  # type: ignore[attr-defined]
+        op: Any = n.op  # every operator with a definition has a reference
+        found = op.reference(places)
         flat = self.writer.reshape(x, (given,))
         return self.writer.op("Gather", flat, self.writer.constant(found, i64), axis=0)
 
@@ -222,8 +224,8 @@ class _Walk:
         return self.several(n, "Scan", given, body=body, **settings)
 
     def several(self, n: Node, kind: str, given: Sequence[str], **settings: Any) -> tuple[Out, ...]:
-        types = n.type.items  # type: ignore[union-attr]
-        results = tuple(Out(self.writer.name(kind.lower()), t.dtype) for t in types)
+        assert isinstance(n.type, TupleType)
+        results = tuple(Out(self.writer.name(kind.lower()), t.dtype) for t in n.type.items)
         names = [r.name for r in results]
         self.writer.nodes.append(helper.make_node(kind, list(given), names, **settings))
         return results
@@ -257,7 +259,7 @@ class _Walk:
 
 
 def _several(n: Node) -> bool:
-    return hasattr(n.type, "items")
+    return isinstance(n.type, TupleType)
 
 
 def _symbol(d: Int) -> object:
@@ -279,8 +281,8 @@ def _given(array: np.ndarray, n: Node) -> np.ndarray:
     if held.dtype != wanted and held.dtype.itemsize == wanted.itemsize and held.dtype.kind in "uV":
         held = held.view(wanted)
     if held.shape != n.shape:
-        label = n.op.label  # type: ignore[attr-defined]
-        raise Invalid(f"the weight {label} is {n.type!r}, and {list(held.shape)} was given")
+        assert isinstance(n.op, Input)
+        raise Invalid(f"the weight {n.op.label} is {n.type!r}, and {list(held.shape)} was given")
     return np.ascontiguousarray(held.astype(wanted, copy=False)).reshape(held.shape)
 
 

@@ -11,6 +11,7 @@ from tilewright.capture.to_onnx.writer import Out, Writer, writes
 from tilewright.ir.node import Constant, Node
 from tilewright.ir.types import b1
 from tilewright.ops.creation import Full
+from tilewright.ops.elementwise import Gelu
 
 _SAME = {
     "abs": "Abs",
@@ -204,12 +205,14 @@ def silu(w: Writer, n: Node, x: Out) -> Out:
 
 @writes("gelu", since=20)
 def gelu(w: Writer, n: Node, x: Out) -> Out:
-    return w.op("Gelu", x, approximate=n.op.approximate)  # type: ignore[attr-defined]
+    assert isinstance(n.op, Gelu)
+    return w.op("Gelu", x, approximate=n.op.approximate)
 
 
 @writes("gelu")
 def gelu_by_parts(w: Writer, n: Node, x: Out) -> Out:
-    if n.op.approximate == "tanh":  # type: ignore[attr-defined]
+    assert isinstance(n.op, Gelu)
+    if n.op.approximate == "tanh":
         cube = w.op("Mul", w.op("Mul", x, x), x)
         inner = w.op("Add", x, _times(w, cube, 0.044715))
         return w.op("Mul", x, w.op("Sigmoid", _times(w, inner, 2 * math.sqrt(2 / math.pi))))

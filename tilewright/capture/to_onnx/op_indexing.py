@@ -66,7 +66,8 @@ def _points(
 ) -> tuple[Out, tuple[Dim, ...], list[int]]:
     """Indices as rows of coordinates, the shape of one column, and the order of the axes of x that
     has the indexed ones first."""
-    known = n.op.known  # type: ignore[attr-defined]
+    assert isinstance(n.op, Index | IndexPut)
+    known = n.op.known
     shape = broadcast_shapes(*(p.shape for p in parts))
     columns = []
     for a, p, i in zip(axes, parts, xs):

@@ -10,7 +10,7 @@ from tilewright.capture.to_onnx.writer import Out, Writer, writes
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Node
-from tilewright.ir.types import f64, i64
+from tilewright.ir.types import TupleType, f64, i64
 from tilewright.ops.convolution import Conv, ConvValid
 from tilewright.ops.norms import BatchNorm, GroupNorm, LayerNorm, RmsNorm
 from tilewright.ops.pooling import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, MaxPool, pooled_size
@@ -95,7 +95,8 @@ def _as_image(w: Writer, n: Node, x: Out, axes: int) -> Out:
 def _maxima(w: Writer, n: Node, x: Out, settings: dict[str, Any], axes: int) -> Any:
     own = n.inputs[0]
     image = _as_image(w, n, x, axes)
-    items = [item.shape for item in n.type.items]  # type: ignore[union-attr]
+    assert isinstance(n.type, TupleType)
+    items = [item.shape for item in n.type.items]
     asked = w.asked.get(n, {0})
     dtypes = [x.dtype, i64] if 1 in asked else [x.dtype]
     if 1 in asked and image.dtype.is_int:
@@ -137,8 +138,9 @@ def _even(w: Writer, n: Node, size: Sequence[Dim]) -> dict[str, Any]:
 
 @writes("avg_pool")
 def avg_pool(w: Writer, n: Node, x: Out) -> Out:
-    op, axes = n.op, len(n.op.kernel)  # type: ignore[attr-defined]
+    op = n.op
     assert isinstance(op, AvgPool)
+    axes = len(op.kernel)
     settings = _windows(w, n, op.kernel, op.stride, op.padding, (1,) * axes, op.ceil)
     include = int(op.count_include_pad or op.divisor is not None)
     image = _as_image(w, n, x, axes)

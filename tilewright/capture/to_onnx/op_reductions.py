@@ -6,7 +6,7 @@ from tilewright.capture.to_onnx.writer import Out, Writer, writes
 from tilewright.ir.node import Node
 from tilewright.ir.types import b1, i32, i64
 from tilewright.ops.cumulative import Cumprod, Cumsum
-from tilewright.ops.reductions import Reduction
+from tilewright.ops.reductions import Argmax, Argmin, Reduction
 from tilewright.ops.softmax import LogSoftmax, Softmax
 from tilewright.ops.sorting import Sort, Topk
 
@@ -44,7 +44,8 @@ def any_of(w: Writer, n: Node, x: Out) -> Out:
 @writes("argmax", "argmin")
 def argmax(w: Writer, n: Node, x: Out) -> Out:
     op = n.op
-    axis, keep = op.axis, op.keepdims  # type: ignore[attr-defined]
+    assert isinstance(op, Argmax | Argmin)
+    axis, keep = op.axis, op.keepdims
     if not n.inputs[0].rank:
         return w.number(0, i64)
     kind = "ArgMax" if op.name == "argmax" else "ArgMin"

@@ -61,17 +61,18 @@ def whole(
     results = (*(_tensor(values[x], name) for x in outputs), *watched(list(checks)))
     read = [n for n in topological(results) if isinstance(n.op, Input)]
     known = {n.name for n in given} | set(made.constants)
+    weights, others = [], []
     for n in read:
         assert isinstance(n.op, Input)
+        (weights if n.op.role == "weight" else others).append(n)
         if n.op.label not in known:
             raise Unsupported(
                 f"{name} cannot be exported: it computes with a number that depends on sizes in a "
                 "way that integers do not express",
                 hint="export it for fixed sizes",
             )
-    inputs = tuple(sorted(read, key=lambda n: n.op.role != "weight"))  # type: ignore[attr-defined]
     places = {n: frozenset(p) for n, p in made.places.items()}
-    graph = Graph(name, inputs, results, places)
+    graph = Graph(name, (*weights, *others), results, places)
     return Whole(graph, types, made.constants, tuple(checks.values()))
 
 
