@@ -123,7 +123,8 @@ def test_flow(name: str) -> None:
     theirs = onnxruntime.InferenceSession(proto.SerializeToString(), providers=PROVIDERS)
     session = tw.onnx.load(proto.SerializeToString())
     for given in calls:
-        got, want = session.run(None, given), theirs.run(None, given)
+        got = session.run(None, given)
+        want: Any = theirs.run(None, given)
         for a, b in zip(got, want, strict=True):
             assert a.shape == b.shape and a.dtype == b.dtype
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -257,7 +258,7 @@ def interpreted(made: Translated, given: dict[str, np.ndarray]) -> list[np.ndarr
 def test_layers_as_onnx_runtime_has_them(seed: int) -> None:
     proto, given = random_layer(seed)
     data = proto.SerializeToString()
-    want = onnxruntime.InferenceSession(data, providers=PROVIDERS).run(None, given)
+    want: Any = onnxruntime.InferenceSession(data, providers=PROVIDERS).run(None, given)
     got = interpreted(translate(read(data)), given)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
