@@ -229,3 +229,10 @@ def empty(dtype: str, shape: tuple[int, ...]) -> tuple[int, Any]:
     if 0 in shape:
         return start, memoryview(b"").cast(letter)
     return start, memoryview(memory).cast(letter, shape)
+
+
+def copied(dtype: str, shape: tuple[int, ...], source: int) -> tuple[int, Any]:
+    """The same, with elements that lie at an address."""
+    address, array = empty(dtype, shape)
+    ctypes.memmove(address, source, math.prod(shape) * DTYPES[dtype][0])
+    return address, array

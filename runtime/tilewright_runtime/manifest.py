@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+FORMAT = 2  # the newest that is read
 _SPACE = " \t\n\r"
 
 
@@ -46,14 +47,38 @@ else:
 
 
 def parsed(path: str, content: bytes) -> dict[str, Any]:
-    """The manifest of the package at `path`."""
+    """The manifest of the package at `path`, which has to be of the format that is read here."""
     try:
         text = content.decode()
+    except UnicodeDecodeError:
+        raise PackageError("PACKAGE", path, "its manifest is not UTF-8") from None
+    try:
         found, end = _scan(text, len(text) - len(text.lstrip(_SPACE)))
+        if "\\u" in text:
+            _require_characters(found)
     except StopIteration:
         raise PackageError("PACKAGE", path, "its manifest is not JSON: it is empty") from None
     except (ValueError, RecursionError) as problem:
         raise PackageError("PACKAGE", path, f"its manifest is not JSON: {problem}") from None
     if text[end:].strip(_SPACE) or not isinstance(found, dict):
         raise PackageError("PACKAGE", path, "its manifest is not one JSON object")
+    number = found.get("format")
+    if type(number) is not int or number < 0:
+        raise PackageError("PACKAGE", path, "its manifest lacks its format")
+    if not 1 <= number <= FORMAT:
+        raise PackageError("FORMAT", path, number, FORMAT)
     return found
+
+
+def _require_characters(value: Any) -> None:
+    """An error where a text has half of a character, or the end of a text in C: `\\u` writes
+    both."""
+    if isinstance(value, str):
+        value.encode()
+        if "\0" in value:
+            raise ValueError("a character is malformed")
+    elif isinstance(value, (list, dict)):
+        for inner in value:
+            _require_characters(inner)
+        if isinstance(value, dict):
+            _require_characters(list(value.values()))

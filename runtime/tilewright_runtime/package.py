@@ -7,7 +7,7 @@ import os
 from _thread import allocate_lock
 
 from tilewright_runtime import machine
-from tilewright_runtime.arrays import DTYPES, Memory, empty, read
+from tilewright_runtime.arrays import DTYPES, Memory, copied, empty, read
 from tilewright_runtime.files import Files
 from tilewright_runtime.manifest import parsed
 from tilewright_runtime.native import LINE, Library, Mapped, allocate, free, of_process
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-FORMAT = 1
 MAX_THREADS = 1024
 _MAX_RANK = 16
 _SPIN_NS = 100_000  # that an idle thread waits before it sleeps
@@ -105,7 +104,7 @@ class Package:
         self._lock, self._calls, self._open = allocate_lock(), 0, False
         self._spare: list[tuple[int, int]] = []  # workspaces that no call uses: bytes, address
         self._known: dict[tuple[tuple[int, ...], ...], _Sizes] = {}
-        self.manifest = manifest = self._parsed(text)
+        self.manifest = manifest = parsed(self.path, text)
         self._describe(manifest)
         level = self._choose(manifest)
         self._weights = self._mapped(files, verify)
@@ -129,15 +128,6 @@ class Package:
 
     def _lacks(self, what: str) -> PackageError:
         return self._no_package(f"its manifest lacks {what}")
-
-    def _parsed(self, text: bytes) -> dict[str, Any]:
-        found = parsed(self.path, text)
-        number = found.get("format")
-        if type(number) is not int or number < 0:
-            raise self._lacks("its format")
-        if number != FORMAT:
-            raise PackageError("FORMAT", self.path, number, FORMAT)
-        return found
 
     def _describe(self, manifest: dict[str, Any]) -> None:
         ins, outs = manifest.get("inputs"), manifest.get("outputs")
@@ -255,6 +245,9 @@ class Package:
             self._run = code.function(
                 "tw_run", ctypes.c_int32, address, table, table, numbers, address
             )
+            self._results: Any = None  # the sizes of outputs after a call, where data decides some
+            if isinstance(self.manifest.get("counted"), dict):
+                self._results = code.function("tw_results", None, numbers, address, numbers)
         except AttributeError:
             why = "it has not the functions of a package"
             raise PackageError("LOAD", self.path, level["file"], why) from None
@@ -443,12 +436,28 @@ class Package:
                 workspace,
             )
             why = self._told(failed, workspace) if failed else ""
+            if self._results is not None and not failed:
+                made = self._trimmed(made, sizes, workspace)
             self._spare.append((sizes.workspace, workspace))
         finally:
             self._end()
         if failed:
             raise PackageError("CHECK", why)
         return [array for _, array in made]
+
+    def _trimmed(
+        self, made: list[tuple[int, Any]], sizes: _Sizes, workspace: int
+    ) -> list[tuple[int, Any]]:
+        """Results in arrays of their own size, which the call decided: each is at the beginning of
+        memory for the most that there may be."""
+        extents = (ctypes.c_int64 * max(1, self._extents))()
+        self._results(sizes.dims, workspace, extents)
+        found, at = [], 0
+        for t, (address, array), most in zip(self.outputs, made, sizes.outputs):
+            shape = tuple(extents[at : at + len(most)])
+            at += len(most)
+            found.append((address, array) if shape == most else copied(t.dtype, shape, address))
+        return found
 
     def _taken(self, size: int) -> int:
         """Memory to work in, that of a call before where it is of this size."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 SENTENCES = {
     "FILE": "%s cannot be read: %s",
     "PACKAGE": "%s is no package: %s",
-    "FORMAT": "%s is a package of format %d, and this runtime reads format %d",
+    "FORMAT": "%s is a package of format %d, and this runtime reads formats up to %d",
     "OUTSIDE": "%s: its manifest names the file %s, which is outside of the package",
     "SIZE": "%s: %s has %d bytes, and the manifest says %d: the file is truncated or another one",
     "ALTERED": "%s: %s is not the file that was packaged: its checksum differs",

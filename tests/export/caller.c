@@ -15,9 +15,9 @@
 
 typedef struct call {
   tw_package *package;
-  size_t input_count, output_count, bytes[32];
+  size_t input_count, output_count, bytes[32]; /* of outputs: the most that they may have */
   tw_tensor inputs[32], outputs[32];
-  int64_t shapes[64][TW_MAX_RANK];
+  int64_t shapes[64][TW_MAX_RANK], results[32 * TW_MAX_RANK];
 } call;
 
 static double now(void) {
@@ -67,14 +67,29 @@ static void prepare(call *c, tw_package *package, char **files) {
 }
 
 static void run(call *c) {
-  CHECK(tw_run(c->package, c->inputs, c->input_count, c->outputs, c->output_count, NULL));
+  CHECK(tw_run_shapes(c->package, c->inputs, c->input_count, c->outputs, c->output_count, NULL,
+                      c->results));
 }
 
+/* Each output: its dtype, rank and sizes (64 bits), elements. */
 static void finish(call *c, const char *path) {
   FILE *f = fopen(path, "wb");
+  const int64_t *shape = c->results;
   size_t k;
   if (!f) exit(2);
-  for (k = 0; k < c->output_count; k++) fwrite(c->outputs[k].data, 1, c->bytes[k], f);
+  for (k = 0; k < c->output_count; k++) {
+    const tw_tensor *y = &c->outputs[k];
+    int64_t head[2];
+    size_t bytes = tw_dtype_bytes(y->dtype);
+    int axis;
+    head[0] = y->dtype;
+    head[1] = y->rank;
+    for (axis = 0; axis < y->rank; axis++) bytes *= (size_t)shape[axis];
+    fwrite(head, 8, 2, f);
+    fwrite(shape, 8, (size_t)y->rank, f);
+    fwrite(y->data, 1, bytes, f);
+    shape += y->rank;
+  }
   if (fclose(f)) exit(2);
   for (k = 0; k < c->input_count; k++) free(c->inputs[k].data);
   for (k = 0; k < c->output_count; k++) free(c->outputs[k].data);
@@ -108,8 +123,23 @@ static long resident(void) {
   return pages;
 }
 
+/* The most memory that this process had, in bytes. */
+static long peak(void) {
+  char line[256];
+  long kilobytes = 0;
+  FILE *f = fopen("/proc/self/status", "r");
+  while (f && fgets(line, sizeof line, f)) sscanf(line, "VmHWM: %ld", &kilobytes);
+  if (f) fclose(f);
+  return 1024 * kilobytes;
+}
+
+static int later(const void *a, const void *b) {
+  return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
 /* caller MODE PACKAGE OUT COUNT INPUT…; `two`: the first input is another package's path. `time`
-   and `copy` time calls, with weights mapped and copied; COUNT is the number of threads, 0: all. */
+   and `copy` time calls, with weights mapped and copied; COUNT is the number of threads, 0: all.
+   `start` says as JSON when the first result was there, by the system's clock. */
 int main(int argc, char **argv) {
   static call calls[8], other;
   tw_package *package;
@@ -174,6 +204,22 @@ int main(int argc, char **argv) {
     wait(&status);
     run(&calls[0]);
     printf("child %d\n", WEXITSTATUS(status));
+  } else if (!strcmp(mode, "start")) {
+    double at, times[30], end;
+    prepare(&calls[0], package, argv + 5);
+    if (count > 0) CHECK(tw_set_threads(count));
+    start = now();
+    run(&calls[0]);
+    at = now();
+    for (k = 0, end = at; k < 30 && end - at < 1e3; k++) {
+      double t = now();
+      run(&calls[0]);
+      end = now();
+      times[k] = end - t;
+    }
+    qsort(times, (size_t)k, sizeof *times, later);
+    printf("{\"at\": %.6f, \"load\": %.3f, \"first\": %.3f, \"steady\": %.3f, \"peak\": %ld}\n",
+           at / 1e3, opened, at - start, times[k / 2], peak());
   } else {
     prepare(&calls[0], package, argv + 5);
     if (count > 0) CHECK(tw_set_threads(count));

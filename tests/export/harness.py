@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import math
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +138,13 @@ class Package:
             results.append(np.zeros(shape[: len(sizes)], kind))
         outs = (_Tensor * max(1, len(results)))(*map(_tensor, results))
         counts = ctypes.c_size_t(len(given)), ctypes.c_size_t(len(results))
-        if code := self.c.tw_run(self.handle, ins, counts[0], outs, counts[1], None):
+        extents = (ctypes.c_int64 * max(1, sum(x.ndim for x in results)))()
+        run = self.c.tw_run_shapes
+        if code := run(self.handle, ins, counts[0], outs, counts[1], None, extents):
             raise Failed(code)
-        return results
+        left = iter(extents)
+        shapes = [tuple(islice(left, x.ndim)) for x in results]
+        return [x.flat[: math.prod(s)].reshape(s) for x, s in zip(results, shapes)]
 
     def close(self) -> None:
         self.c.tw_close(self.handle)
@@ -154,6 +160,29 @@ def written(arrays: Sequence[np.ndarray], folder: Path) -> list[str]:
     return list(map(str, paths))
 
 
+def results(path: Path) -> list[np.ndarray]:
+    """What the C program wrote."""
+    raw, at, found = path.read_bytes(), 0, []
+    while at < len(raw):
+        dtype, rank = np.frombuffer(raw, np.int64, 2, at)
+        shape = np.frombuffer(raw, np.int64, rank, at + 16)
+        name = DTYPES[dtype - 1]
+        kind = np.dtype("bool" if name == "bool" else f"{name[0]}{int(name[1:]) // 8}")
+        a = np.frombuffer(raw, kind, math.prod(shape), at + 16 + 8 * rank).reshape(shape)
+        found.append(a.copy())
+        at += 16 + 8 * int(rank) + a.nbytes
+    return found
+
+
+def require_only_libc(maps: str, package: Path) -> None:
+    """Of a process that shows its mapped files: the program, the package and the C library."""
+    mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split()) > 5}
+    names = {Path(x.removesuffix(" (deleted)")).name for x in mapped if not x.startswith("[")}
+    system = ("ld-", "libc.", "libdl.", "libpthread.", "caller")
+    other = {n for n in names if not n.startswith(system)}
+    assert "memfd:tilewright" in other and other <= {"memfd:tilewright", package.name}, names
+
+
 def called(
     mode: str, package: Path, out: Path, count: int, *rest: str, by: Sequence[str] = ()
 ) -> str:
@@ -167,18 +196,31 @@ def called(
 def judge(
     model: torch.nn.Module, inputs: Sequence[torch.Tensor], got: Sequence[np.ndarray]
 ) -> None:
+    judge_together(model, [inputs], [got])
+
+
+def judge_together(
+    model: torch.nn.Module,
+    draws: Sequence[Sequence[torch.Tensor]],
+    got: Sequence[Sequence[np.ndarray]],
+) -> None:
     """Errors against float64 are at most twice eager's plus four units in the last place of the
-    largest value."""
+    largest value. A small model may give few numbers, whose errors are luck: several draws of its
+    inputs are judged together."""
     with torch.no_grad():
-        eager = _tensors(model(*inputs))
-        right = _tensors(in_double(lambda m, *x: m(*x), *_widened(model, inputs)))
-    wrong = disagreements([torch.from_numpy(x) for x in got], eager, right)
+        eager = [_tensors(model(*x)) for x in draws]
+        wide = copy.deepcopy(model).double()
+        right = [_tensors(in_double(lambda m, *x: m(*x), wide, *x)) for x in draws]
+    for a, b in zip(got, eager, strict=True):
+        assert [x.shape for x in a] == [tuple(x.shape) for x in b]
+    ours = [[torch.from_numpy(x) for x in some] for some in got]
+    wrong = disagreements(*(map(_joined, (ours, eager, right))))
     assert not wrong, "\n".join(wrong)
+
+
+def _joined(draws: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.cat([x.flatten() for x in some]) for some in zip(*draws, strict=True)]
 
 
 def _tensors(results: Any) -> list[torch.Tensor]:
     return [x for x in tree_leaves(results) if isinstance(x, torch.Tensor)]
-
-
-def _widened(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    return copy.deepcopy(model).double(), *inputs

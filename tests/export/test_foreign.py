@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +11,9 @@ from torch.export import Dim
 
 import tilewright as tw
 from tests.export.foreign import command
-from tests.export.harness import called, judge, written
+from tests.export.harness import called, judge, results, written
+from tests.export.test_counted import CASES as SIZES
+from tests.export.test_counted import ROWS, Chosen
 
 LEVELS = ("x86-64", "x86-64-v3", "x86-64-v4", "riscv64", "riscv64-v", "armv7", "arm64")
 # The processor, and the level that is taken there. The emulator has no AVX-512.
@@ -68,4 +69,27 @@ def test_right(case: tuple[str, str | None], package: tuple[Net, Path], tmp_path
         files = written([x.numpy()], tmp_path)
         said = called("run", path, tmp_path / "out", threads, *files, by=by)
         assert said.split()[0] == CASES[case]
-        judge(net, [x], [np.fromfile(tmp_path / "out", np.float32).reshape(batch, 80)])
+        judge(net, [x], results(tmp_path / "out"))
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("foreign") / "chosen.twp"
+    tw.export(Chosen(), SIZES[0], path=path, target=LEVELS, dynamic=ROWS)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_sizes_that_data_decides(
+    case: tuple[str, str | None], counted: Path, tmp_path: Path
+) -> None:
+    """Also where nothing is found."""
+    by = command(*case)
+    if isinstance(by, str):
+        pytest.skip(by)
+    for x in SIZES:
+        files = written([x.numpy()], tmp_path)
+        said = called("run", counted, tmp_path / "out", 0, *files, by=by)
+        assert said.split()[0] == CASES[case]
+        judge(Chosen(), [x], results(tmp_path / "out"))

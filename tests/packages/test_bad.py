@@ -51,7 +51,7 @@ def _everywhere(path: str, value: Any) -> Callable[[Manifest], None]:
 
 
 MANIFESTS = {
-    "format": (_set("format", 7), "FORMAT", "of format 7, and this runtime reads format 1"),
+    "format": (_set("format", 7), "FORMAT", "of format 7, and this runtime reads formats up to 2"),
     "no format": (_set("format", None), "PACKAGE", "its manifest lacks its format"),
     "no dims": (_set("dims", None), "PACKAGE", "lacks inputs, outputs, dims or checks"),
     "no name": (_set("inputs/0/name", None), "PACKAGE", "lacks a name, dtype or shape"),
@@ -103,12 +103,34 @@ def copied(tmp_path: Path, suffix: str = "") -> Path:
     return path
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"format": 1} x', "[" * 100_000])
-def test_manifests_that_are_not_json(text: str, tmp_path: Path) -> None:
+TEXTS = {
+    "empty": (b"", "its manifest is not"),
+    "no end": (b"{", "its manifest is not"),
+    "a list": (b"[1]", "its manifest is not one JSON object"),
+    "text behind": (b'{"format": 1} x', "its manifest is not one JSON object"),
+    "deep": (b"[" * 100_000, "its manifest is n"),
+    "latin": (b'{"name": "\xe9"}', "its manifest is not UTF-8"),
+    "cut": (b'{"name": "\xe2\x82"}', "its manifest is not UTF-8"),
+    "too long": (b'{"name": "\xc0\xaf"}', "its manifest is not UTF-8"),
+    "half a pair": (b'{"name": "\xed\xa0\x80"}', "its manifest is not UTF-8"),
+    "too large": (b'{"name": "\xf4\x90\x80\x80"}', "its manifest is not UTF-8"),
+    "half a pair as \\u": (b'{"name": "\\ud800"}', "its manifest is not JSON"),
+    "the end of a text": (b'{"na\\u0000me": 1}', "its manifest is not JSON"),
+    "a pair": (b'{"name": "\\ud83d\\ude00 \xc3\xa9"}', "its manifest lacks its format"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_of_manifests(name: str, tmp_path: Path) -> None:
+    """Both runtimes refuse them; of what is not JSON each parser has its own words."""
+    text, words = TEXTS[name]
     path = copied(tmp_path)
-    (path / "manifest.json").write_text(text)
-    with pytest.raises(PackageError, match="is no package: its manifest is not"):
+    (path / "manifest.json").write_bytes(text)
+    with pytest.raises(PackageError, match=f"is no package: {words}"):
         load(path)
+    if shutil.which("cc"):
+        with pytest.raises(Failed, match=f"is no package: {words}"):
+            OfC(path)
 
 
 def test_altered_files(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """Packages with damage at random places: the runtimes in C and in Python say the same of each. Only
-of text that is not UTF-8, and of more letters after the test of a feature, Python says more."""
+of more letters after the test of a feature, Python says more."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def of_python(path: Path) -> str:
 
 def agree(python: str, c: str) -> bool:
     """Each parser has its own words about text that is not JSON."""
-    if "'utf-8' codec" in python or "which this processor lacks" in python:
+    if "which this processor lacks" in python:
         return True
     return python == c or all(" its manifest is " in said for said in (python, c))
 

@@ -31,6 +31,7 @@ from tilewright.ir.node import Graph, input
 from tilewright.ir.operator import OPERATORS, Sample, sample_node
 from tilewright.ir.types import TensorType, f32
 from tilewright.kernel.legal import legalise
+from tilewright.kernel.nest import Store, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.text import parse_group
 from tilewright.link.wasm import module
@@ -182,7 +183,8 @@ def test_the_serial_pool_needs_nothing(name: str) -> None:
 
 
 def test_products_of_webassembly() -> None:
-    """Rows are loaded in vectors and spread, constant steps are part of loads, sums are relaxed."""
+    """Rows are loaded in vectors and spread, constant steps are part of loads, sums are relaxed, or
+    three products are under way before the first of them is added."""
     x, y = (input(k, TensorType(f32, (64, 64))) for k in "xy")
     graph = Graph("product", (x, y), (ops.matmul(x, y),))
     for name, adds in (("wasm32", "f32x4.mul"), ("wasm32-relaxed", "f32x4.relaxed_madd")):
@@ -192,12 +194,33 @@ def test_products_of_webassembly() -> None:
         code = "\n".join(assembly(emit(n, target), target) for n in nests)
         assert adds in code and "i8x16.shuffle" in code
         assert "load32_splat" not in code
-        text = "\n".join(emit(n, target) for n in nests)
-        products = set(re.findall(r"(%\w+) = fmul <4 x float>", text))
-        added = re.findall(r"fadd <4 x float> (%\w+), (%\w+)", text)
-        paired = any(x in products and y in products for x, y in added)
-        assert paired == (adds == "f32x4.mul"), "products join each other before their sum"
+        order = " ".join(re.findall(r"f32x4\.(mul|add)\b", code))
+        assert ("mul mul mul add mul add mul" in order) == (adds == "f32x4.mul"), order
         assert "v128.load\t32:" in code
+
+
+def test_deep_products_in_webassembly(tmp_path: Path) -> None:
+    """Where a panel leaves the first cache and nothing prefetches it, all rows pass by a part of it
+    before the next part."""
+    target, (rows, deep, columns) = targets.get("wasm32"), (49, 960, 58)
+    w = input("w", TensorType(f32, (deep, columns)), role="weight")
+    x = input("x", TensorType(f32, (rows, deep)))
+    graph = Graph("deep", (w, x), (ops.relu(ops.matmul(x, w)),))
+
+    def part_is_around(name: str) -> bool:
+        (k,) = (k for k in kernels_for(graph, Options(), targets.get(name)) if "matmul" in k.name)
+        nest = default_schedule(parse_group(k.group), targets.get(name))[1]
+        sums = [p for s, p in walk(nest.body) if isinstance(s, Store) and p[-1].kind == "tensor"]
+        names = [q.name for q in max(sums, key=len) if q.kind == "serial"]
+        return bool(re.search(r"\.r0\.0 .*\.i0\.0", " ".join(names)))
+
+    assert part_is_around("wasm32") and not part_is_around("arm64")
+    draw = np.random.default_rng(0)
+    a, b = (draw.normal(size=n).astype(np.float32) for n in ((deep, columns), (rows, deep)))
+    data = built_elsewhere(graph, target, values={"w": a})
+    (got,) = runner(target, tmp_path)(data, [a, b], [])
+    right = np.maximum(b.astype(np.float64) @ a, 0)
+    np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-4)
 
 
 def test_the_serial_pool_runs_chunks_in_order() -> None:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -33,21 +34,21 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
-class Browser:
+class Browser(ABC):
     """A page of a browser. `width` and `height` are of the window, in pixels."""
 
-    def open(self, url: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def open(self, url: str) -> None: ...
 
+    @abstractmethod
     def evaluate(self, code: str) -> Any:
         """What the body of an async function returns in the page, as JSON says it."""
-        raise NotImplementedError
 
-    def screenshot(self, path: Path) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def screenshot(self, path: Path) -> None: ...
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
     def __enter__(self) -> Browser:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.link import macho, pe
 from tilewright.link.wasm_object import LOCAL, read_wasm_object
 from tilewright.runtime import elf
 from tilewright.runtime.elf import ObjectSymbols
@@ -9,7 +10,11 @@ from tilewright.runtime.elf import ObjectSymbols
 
 def read_symbols(image: bytes) -> ObjectSymbols:
     """What an object defines for others, and what it needs from them."""
-    return _wasm(image) if image[:4] == b"\0asm" else elf.read_symbols(image)
+    if image[:4] == b"\0asm":
+        return _wasm(image)
+    if image[:4] == macho.MAGIC:
+        return ObjectSymbols(*macho.macho_symbols(image))
+    return ObjectSymbols(*pe.coff_symbols(image)) if pe.is_coff(image) else elf.read_symbols(image)
 
 
 def _wasm(image: bytes) -> ObjectSymbols:

@@ -9,6 +9,7 @@ of them sees the other.
 from __future__ import annotations
 
 from .pool_regions_ir import LINE, MAX_THREADS, PLACE, regions_ir
+from .pool_windows_ir import WINDOWS_THREADS
 
 # A hint to the core that this is a waiting loop. On arm64 `yield` does nothing on most cores, and
 # an instruction barrier takes about as long as x86's pause.
@@ -33,7 +34,7 @@ _PLAIN_MODES = ("declare void @llvm.reset.fpmode()", "call void @llvm.reset.fpmo
 _OPAQUE = "[128 x i8] zeroinitializer, align 16"
 
 _STACK_BYTES = 8 << 20
-_CLOCK_MONOTONIC = 1
+_CLOCK_MONOTONIC = {"linux": 1, "macos": 6, "windows": 0}
 _PAUSES_PER_CLOCK = 32
 # How long a worker that took part spins before it offers its core to others between looks; one that
 # came too late offers it at once. Measured on a loaded machine with two cores: regions cost what
@@ -41,12 +42,12 @@ _PAUSES_PER_CLOCK = 32
 _POLITE_AFTER_NS = 5000
 
 
-def now_ir(long: str = "i64") -> str:
+def now_ir(long: str = "i64", system: str = "linux") -> str:
     """Nanoseconds on a clock that never steps back, as a function of a module."""
     return f"""\
 define internal i64 @now() nounwind {{
   %time = alloca {{ {long}, {long} }}, align 8
-  %ignored = call i32 @clock_gettime(i32 {_CLOCK_MONOTONIC}, ptr %time)
+  %ignored = call i32 @clock_gettime(i32 {_CLOCK_MONOTONIC[system]}, ptr %time)
   %seconds.long = load {long}, ptr %time
   %rest = getelementptr {long}, ptr %time, i32 1
   %nanos.long = load {long}, ptr %rest
@@ -103,20 +104,9 @@ define i64 @tw_pool_workers() nounwind {
 """
 
 
-def pool_ir(arch: str, pointer_bits: int = 64) -> str:
-    """The pool's module for an architecture (x86_64, aarch64, …) and its size of addresses, which
-    is that of C's `long` and of a thread's name too."""
-    long = f"i{pointer_bits}"
-    declare_pause, pause = _PAUSE.get(arch, ("", ""))
-    declare_modes, set_modes = _MODES.get(arch, _PLAIN_MODES)
-    return f"""{regions_ir(pause, "%r = call i32 @sched_yield()")}
-@sleepers = internal global {LINE}
-@mutex = internal global {_OPAQUE}
-@wakeup = internal global {_OPAQUE}
-@threads = internal global [{MAX_THREADS} x i64] zeroinitializer, align 16
-
-{declare_pause}
-{declare_modes}
+def _posix(long: str) -> str:
+    """What the pool calls of the system."""
+    return f"""\
 declare i32 @clock_gettime(i32, ptr)
 declare i32 @sched_yield()
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
@@ -130,9 +120,29 @@ declare i32 @pthread_mutex_unlock(ptr)
 declare i32 @pthread_cond_init(ptr, ptr)
 declare i32 @pthread_cond_wait(ptr, ptr)
 declare i32 @pthread_cond_signal(ptr)
-declare i32 @pthread_cond_broadcast(ptr)
+declare i32 @pthread_cond_broadcast(ptr)"""
 
-{now_ir(long)}
+
+_THREADS = {"linux": _posix, "macos": _posix, "windows": lambda long: WINDOWS_THREADS}
+
+
+def pool_ir(arch: str, pointer_bits: int = 64, system: str = "linux") -> str:
+    """The pool's module for an architecture (x86_64, aarch64, …) and its size of addresses, which
+    is that of C's `long` and of a thread's name too; for Linux, macOS or Windows."""
+    long = f"i{pointer_bits}"
+    declare_pause, pause = _PAUSE.get(arch, ("", ""))
+    declare_modes, set_modes = _MODES.get(arch, _PLAIN_MODES)
+    return f"""{regions_ir(pause, "%r = call i32 @sched_yield()")}
+@sleepers = internal global {LINE}
+@mutex = internal global {_OPAQUE}
+@wakeup = internal global {_OPAQUE}
+@threads = internal global [{MAX_THREADS} x i64] zeroinitializer, align 16
+
+{declare_pause}
+{declare_modes}
+{_THREADS[system](long)}
+
+{now_ir(long, system)}
 
 ; Whether a generation other than the given one arrives while spinning, after %polite nanoseconds
 ; offering the core to others.

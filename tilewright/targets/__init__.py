@@ -16,6 +16,7 @@ from tilewright.llvm.objects import host_cpu
 
 from .family import Family, Host
 from .measured import Measured, Stamp, load, path_of, stamp_of
+from .systems import OTHERS, system_of
 
 
 def families() -> tuple[Family, ...]:
@@ -62,14 +63,21 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> Target:
-    """A target by name: `host`, or a preset such as x86-64-v3."""
+    """A target by name: `host`, a preset such as x86-64-v3, or a preset with another system than
+    Linux such as x86-64-v3-windows."""
     if name == "host":
         return host()
+    for system in OTHERS:
+        preset = name.removesuffix(f"-{system.name}")
+        if preset != name and preset in names()[1:]:
+            return system.target(get(preset))
     for family in families():
         for preset in family.presets:
             if preset.name == name:
                 return preset
-    raise Invalid(f"there is no target {name!r}", hint=f"known targets: {', '.join(names())}")
+    systems = " and ".join(f"NAME-{s.name}" for s in OTHERS)
+    known = f"known targets: {', '.join(names())}; for packages, {systems} too"
+    raise Invalid(f"there is no target {name!r}", hint=known)
 
 
 def default() -> Target:
@@ -95,6 +103,11 @@ def require_runnable(target: Target) -> None:
         raise Invalid(
             f"code for {target.name} ({target.arch}) cannot run on this machine ({machine.arch})",
             hint="compile on the machine where it is to run, or unset TILEWRIGHT_TARGET",
+        )
+    if (system := system_of(target)) is not system_of(machine):
+        raise Invalid(
+            f"code for {target.name} runs on {system.name} only",
+            hint=f"export it: target={target.name!r}",
         )
     missing = [f[1:] for f in target.features if f[0] == "+" and f not in machine.features]
     if missing:

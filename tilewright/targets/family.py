@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilewright.base.machine import CacheSizes
 from tilewright.ir.target import Target
 from tilewright.llvm.objects import HostCpu
 from tilewright.runtime.pool_ir import pool_ir
+from tilewright.targets.systems import system_of
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,27 @@ class Host:
     caches: CacheSizes
     cores: int
 
+    def target(self, features: tuple[str, ...], **facts: Any) -> Target:
+        """This machine with such features, and what its architecture knows of those."""
+        return Target(
+            name="host",
+            triple=self.cpu.triple,
+            cpu=self.cpu.cpu,
+            features=features,
+            l1=self.caches.l1,
+            l2=self.caches.l2,
+            l3=self.caches.l3,
+            cores=self.cores,
+            **facts,
+        )
+
 
 # What code calls of the C library, which every system of such machines has.
 C_LIBRARY = frozenset({"malloc", "free", "memcpy", "memmove", "memset"})
 
 
 def _system_pool(target: Target) -> str:
-    return pool_ir(target.arch, target.pointer_bits)
+    return pool_ir(target.arch, target.pointer_bits, system_of(target).name)
 
 
 @dataclass(frozen=True)

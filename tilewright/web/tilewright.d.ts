@@ -4,7 +4,8 @@ export type TypedArray =
   | Float32Array | Float64Array | Int8Array | Int16Array | Int32Array | BigInt64Array
   | Uint8Array | Uint8ClampedArray | Uint16Array | Uint32Array | BigUint64Array;
 
-/** An input or an output. A size is a number, or an expression over the names in `dims`. */
+/** An input or an output. A size is a number, or an expression over the names in `dims` and, where
+ * data decides it, in the manifest's `counted`. */
 export interface Description {
   readonly name: string;
   readonly dtype: string;

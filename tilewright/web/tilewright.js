@@ -1,6 +1,6 @@
 /** Runs packages of Tilewright in a browser. Types and what each part does: tilewright.d.ts. */
 
-const FORMAT = 1;
+const FORMAT = 2; // the newest that is read
 const PAGE = 65536;
 const FIRST_PAGES = 256; // of memory that threads share: stack and data fit
 const LINE = 64; // alignment of all that code reads, and bytes between integers that checks leave
@@ -18,7 +18,7 @@ const ARRAYS = {
 const SENTENCES = {
   FILE: "%s cannot be read: %s",
   PACKAGE: "%s is no package: %s",
-  FORMAT: "%s is a package of format %d, and this runtime reads format %d",
+  FORMAT: "%s is a package of format %d, and this runtime reads formats up to %d",
   OUTSIDE: "%s: its manifest names the file %s, which is outside of the package",
   SIZE: "%s: %s has %d bytes, and the manifest says %d: the file is truncated or another one",
   ALTERED: "%s: %s is not the file that was packaged: its checksum differs",
@@ -122,7 +122,7 @@ async function manifestOf(files) {
   }
   const lacks = what => refuse("PACKAGE", files.url, `its manifest lacks ${what}`);
   if (!found || !("format" in found)) lacks("its format");
-  need(found.format === FORMAT, "FORMAT", files.url, found.format, FORMAT);
+  need(found.format >= 1 && found.format <= FORMAT, "FORMAT", files.url, found.format, FORMAT);
   for (const part of ["inputs", "outputs", "levels", "checks"]) if (!Array.isArray(found[part])) lacks(part);
   if (!found.dims || !found.weights) lacks("dims or weights");
   for (const x of [...found.levels, found.weights]) {
@@ -306,8 +306,19 @@ class Model {
     const failed = this._code.tw_run(this._weights, table, table + 4 * given.length, at, work);
     this.milliseconds = performance.now() - start;
     if (failed) this._tell(failed, work);
-    const copy = k => ({ data: view(k).slice(), shape: shapes[k] });
+    // Where data decides sizes, results are at the beginning of memory for the most there may be.
+    if (this._code.tw_results) this._results(at, work, shapes);
+    const copy = k => ({ data: view(k).slice(0, product(shapes[k])), shape: shapes[k] });
     return Object.fromEntries(this.outputs.map((x, k) => [x.name, copy(given.length + k)]));
+  }
+
+  /** The shapes of outputs after a call, in the place of the most that they may be. */
+  _results(dims, work, shapes) {
+    const count = this.outputs.reduce((n, x) => n + x.shape.length, 0);
+    const at = this._counts ??= this._take(8 * count);
+    this._code.tw_results(dims, work, at);
+    const extents = Array.from(new BigInt64Array(this._memory.buffer, at, count), Number);
+    this.outputs.forEach((x, k) => { shapes[this.inputs.length + k] = extents.splice(0, x.shape.length); });
   }
 
   /** A check of the data failed; its integers are in the workspace. */

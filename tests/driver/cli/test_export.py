@@ -83,8 +83,8 @@ def test_mistakes(
 def test_info_of_what_is_no_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content, text in (
         ("a", b"words", "is neither a folder nor a whole zip"),
-        ("b", None, "it has no manifest.json"),
-        ("c", b'{"format": 7}', "a package of format 7, and this runtime reads format 1"),
+        ("b", None, "manifest.json cannot be read"),
+        ("c", b'{"format": 7}', "a package of format 7, and this runtime reads formats up to 2"),
     ):
         path = tmp_path / name
         if name == "a":

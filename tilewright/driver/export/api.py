@@ -15,15 +15,15 @@ from typing import Any
 from tilewright import targets
 from tilewright.base.errors import Invalid, MissingExtra, Unsupported
 from tilewright.driver.api import torch_side
-from tilewright.driver.export.levels import Level, compiled, linked, pool_library
+from tilewright.driver.export.levels import Level, compiled, linked, pool_file, pool_library
 from tilewright.driver.export.manifest import file_of, manifest_of, text_of
 from tilewright.driver.export.model import Model
 from tilewright.driver.export.package import MANIFEST, require_place, write_package
 from tilewright.driver.export.sentences import header
 from tilewright.driver.export.weights import WeightsFile
 from tilewright.ir.target import Target
+from tilewright.targets.systems import system_of
 
-WEIGHTS = "weights.bin"
 HEADER = "include/tilewright.h"
 _OF_TORCH = "tilewright.driver.export.of_torch"
 _OF_ONNX = "tilewright.driver.export.of_onnx"
@@ -48,6 +48,7 @@ def export(
     values: Mapping[str, Any] | None = None,
     winograd: bool = True,
     weights: str = "same",
+    layout: str = "flat",
     name: str | None = None,
 ) -> Exported:
     """Write a model as a package: native code, weights and a manifest, for C, Python and others.
@@ -61,25 +62,25 @@ def export(
     their `Dim`s. Of an ONNX model it has numbers or bounds of symbolic dims, by name, and `values`
     are inputs that are always the same. `winograd=False` makes weights smaller and convolutions
     slower. `weights="f16"` or `"bf16"` stores them rounded to 16 bits; calls read a copy in 32,
-    which is made when the package is opened.
+    which is made when the package is opened. `layout="safetensors"` has the file of weights be one
+    that the library of that name reads.
     """
     chosen, path = _targets(target), Path(path)
-    parent, held = require_place(path), WeightsFile(weights)
+    parent, held = require_place(path), WeightsFile(weights, layout)
     found = model_of(model, examples, dynamic, values, name)
     made = [compiled(found, t, held, winograd) for t in chosen]
     levels = tuple(linked(x, held) for x in made)
     pools: dict[str, tuple[str, bytes]] = {}
     for x in levels:
-        arch = x.target.arch
-        if arch not in pools and not x.module:
-            pools[arch] = f"lib/libtilewright_pool-{arch}.so", pool_library(x.target)
+        if x.machine not in pools and not x.module:
+            pools[x.machine] = pool_file(x), pool_library(x.target)
     with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
-        stored = Path(folder) / WEIGHTS
-        described = held.described(WEIGHTS, held.write(stored))
+        stored = Path(folder) / held.file
+        described = held.described(held.write(stored))
         if any(x.module for x in levels):
             with stored.open("rb") as file:
                 described["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
-        options = {"winograd": winograd, "weights": weights}
+        options = {"winograd": winograd, "weights": weights, "layout": layout}
         manifest = manifest_of(found, levels, pools, described, options)
         content: dict[str, bytes | Path] = {x.file: x.code for x in levels}
         content |= dict(pools.values())
@@ -87,7 +88,7 @@ def export(
             interface = c_header().encode()
             manifest["header"] = file_of(HEADER, interface)
             content[HEADER] = interface
-        content |= {WEIGHTS: stored, MANIFEST: text_of(manifest)}
+        content |= {held.file: stored, MANIFEST: text_of(manifest)}
         write_package(path, content)
     return Exported(path, manifest, levels)
 
@@ -109,6 +110,7 @@ def _targets(given: str | Target | Sequence[str | Target]) -> list[Target]:
             raise Invalid(f"the target {x.name} is named twice")
         if x.grid is not None:
             raise Unsupported(f"{x.name} is a GPU, and packages are for processors")
+        system_of(x).require_linker()
     return sorted(found, key=lambda x: -len(x.features))
 
 

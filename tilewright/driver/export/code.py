@@ -4,50 +4,50 @@
     void tw_shapes(const int64_t *dims, int64_t *out)
     int32_t tw_run(const void *weights, const void *const *inputs, void *const *outputs,
                    const int64_t *dims, void *workspace)
+    void tw_results(const int64_t *dims, const void *workspace, int64_t *out)
     void tw_unpack(const void *file, void *memory)
 
 `dims` are the values of the model's symbols. `tw_shapes` writes all extents of the inputs, then of
 the outputs, one tensor after the other. `tw_run` gives 0, or the number of the check that failed,
 from 1 on: then the integer that it found, and the size that an index should be within, stand in the
-workspace, at 64 times that number. `tw_unpack` is there where weights are stored in fewer bits: it
-makes what `tw_run` reads of the file's content.
+workspace, at 64 times that number. `tw_results` is there where data decides sizes of outputs: after
+a run it writes all extents of the outputs, for which `tw_shapes` has the most that they may be.
+`tw_unpack` is there where weights are stored in fewer bits: it makes what `tw_run` reads of the
+file's content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from tilewright.driver.export.model import Model
+from tilewright.driver.export.steps import LINE, Place, Steps
 from tilewright.driver.export.weights import Placed
+from tilewright.graph.divide import Cut
 from tilewright.ir.dim import Dim
+from tilewright.ir.extremes import greatest
 from tilewright.ir.types import f16
 from tilewright.llvm.sizes import DECLARED, Sizes
-from tilewright.runtime.program_data import ProgramData
 
 EXPORTS = ("tw_workspace", "tw_shapes", "tw_run")
-LINE = 64  # bytes from one check's integer to the next, and of every alignment
+RESULTS = "tw_results"
 
 
-@dataclass(frozen=True)
-class Given:
-    """Where the entry finds an operand: an input of the caller's, or a place in the weights."""
-
-    kind: str  # "input" or "weight"
-    at: int
-
-
-def interface(model: Model, data: ProgramData, operands: Sequence[Given | None]) -> str:
-    """The module. `operands` are what the entry's first table points to; None: nothing reads it."""
-    symbols = tuple(s.name for s in model.symbols)
-    watched = len(data.outputs) - len(model.outputs)
+def interface(model: Model, made: Steps, start: int) -> str:
+    """The module. `start`: where tensors begin in what calls get as weights."""
+    symbols, most = tuple(s.name for s in model.symbols), model.most
+    extents = [d for x in model.inputs for d in x.shape]
+    outputs = [d for x in model.outputs for d in x.shape]
+    entries = [f"declare void @{x.data.entry}(ptr, ptr, ptr, ptr)" for x in made.steps]
     parts = [
-        f"declare void @{data.entry}(ptr, ptr, ptr, ptr)",
+        *entries,
         DECLARED,
-        _workspace(symbols, watched * LINE + data.arena),
-        _shapes(symbols, [d for x in (*model.inputs, *model.outputs) for d in x.shape]),
-        _run(model, symbols, data, operands),
+        _workspace(symbols, made.workspace),
+        _shapes(symbols, [*extents, *(greatest(d, most) for d in outputs)]),
+        _run(model, symbols, made, start),
     ]
+    if model.counted_in_outputs():
+        parts.append(_results(model, symbols, outputs, made))
     return "\n".join(parts) + "\n"
 
 
@@ -66,28 +66,42 @@ def _shapes(symbols: tuple[str, ...], extents: Sequence[Dim]) -> str:
     return _function("void @tw_shapes(ptr %dims, ptr %out)", f)
 
 
-def _run(
-    model: Model, symbols: tuple[str, ...], data: ProgramData, operands: Sequence[Given | None]
-) -> str:
-    watched = len(data.outputs) - len(model.outputs)
+def _results(model: Model, symbols: tuple[str, ...], extents: Sequence[Dim], made: Steps) -> str:
     f = Sizes()
     f.read_symbols(symbols)
-    ins = f.put(f"alloca [{max(1, len(operands))} x ptr]")
-    outs = f.put(f"alloca [{max(1, len(data.outputs))} x ptr]")
-    sizes = f.put(f"alloca [{max(1, len(data.dims))} x i64], align 8")
-    f.fill(ins, "ptr", [_operand(f, x) for x in operands])
-    own = len(data.outputs) - watched
-    results = [_loaded(f, "%outputs", k) for k in range(own)]
-    found = [f.put(f"getelementptr i8, ptr %workspace, i64 {k * LINE}") for k in range(watched)]
-    f.fill(outs, "ptr", [*results, *found])
-    f.fill(sizes, "i64", [f.values[name] for name in data.dims])
-    arena = f.put(f"getelementptr i8, ptr %workspace, i64 {watched * LINE}")
-    f.line(f"call void @{data.entry}(ptr {ins}, ptr {outs}, ptr {sizes}, ptr {arena})")
+    _read_counts(f, model, made, model.counted)
+    f.fill("%out", "i64", [f.dim(d) for d in extents])
+    f.line("ret void")
+    return _function(f"void @{RESULTS}(ptr %dims, ptr %workspace, ptr %out)", f)
+
+
+def _read_counts(f: Sizes, model: Model, made: Steps, known: Sequence[Cut]) -> None:
+    for place, c in zip(made.counts, model.counted, strict=True):
+        if c in known:
+            f.values[c.symbol] = f.put(f"load i64, ptr {_address(f, place)}, align 8")
+
+
+def _run(model: Model, symbols: tuple[str, ...], made: Steps, start: int) -> str:
+    f = Sizes()
+    f.read_symbols(symbols)
+    work = Place("work", made.used)
+    for step in made.steps:
+        data = step.data
+        ins = f.put(f"alloca [{max(1, len(step.operands))} x ptr]")
+        outs = f.put(f"alloca [{max(1, len(step.results))} x ptr]")
+        sizes = f.put(f"alloca [{max(1, len(data.dims))} x i64], align 8")
+        f.fill(ins, "ptr", ["null" if x is None else _address(f, x, start) for x in step.operands])
+        f.fill(outs, "ptr", [_address(f, x) for x in step.results])
+        f.fill(sizes, "i64", [f.values[name] for name in data.dims])
+        arena = _address(f, work)
+        f.line(f"call void @{data.entry}(ptr {ins}, ptr {outs}, ptr {sizes}, ptr {arena})")
+        _read_counts(f, model, made, step.counted)
     code = "0"
     for k in range(len(model.checks), 0, -1):  # the first that failed is told
         size = model.checks[k - 1].size
-        value = f.put(f"load i64, ptr {found[k]}, align 8")
-        beside = f.put(f"getelementptr i64, ptr {found[k]}, i64 1")
+        found = _address(f, Place("work", k * LINE))
+        value = f.put(f"load i64, ptr {found}, align 8")
+        beside = f.put(f"getelementptr i64, ptr {found}, i64 1")
         f.line(f"store i64 {'0' if size is None else f.dim(size)}, ptr {beside}, align 8")
         failed = f.put(f"icmp ne i64 {value}, 0")
         code = f.put(f"select i1 {failed}, i32 {k}, i32 {code}")
@@ -130,12 +144,12 @@ end:
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"""
 
 
-def unpacking(placed: Sequence[Placed]) -> str:
-    """The module of `tw_unpack`. Tensors begin at multiples of 64 bytes in both places, so that
-    vectors may pass their end."""
+def unpacking(placed: Sequence[Placed], first: int) -> str:
+    """The module of `tw_unpack`, of a file whose tensors begin at `first`. Each begins at a
+    multiple of 64 bytes in both places, so that vectors may pass its end."""
     f = Sizes()
     for p in placed:
-        start = f.put(f"getelementptr i8, ptr %file, i64 {p.at}")
+        start = f.put(f"getelementptr i8, ptr %file, i64 {first + p.at}")
         to = f.put(f"getelementptr i8, ptr %memory, i64 {p.offset}")
         if p.is_same:
             copied = f"ptr {to}, ptr {start}, i64 {p.stored.size}, i1 0"
@@ -148,32 +162,14 @@ def unpacking(placed: Sequence[Placed]) -> str:
     return "\n".join([_WIDENED, _function("void @tw_unpack(ptr %file, ptr %memory)", f), ""])
 
 
-def _operand(f: Sizes, x: Given | None) -> str:
-    if x is None:
-        return "null"
-    if x.kind == "input":
-        return _loaded(f, "%inputs", x.at)
-    return f.put(f"getelementptr i8, ptr %weights, i64 {x.at}")
-
-
-def _loaded(f: Sizes, table: str, k: int) -> str:
-    return f.put(f"load ptr, ptr {f.put(f'getelementptr ptr, ptr {table}, i64 {k}')}")
+def _address(f: Sizes, x: Place, start: int = 0) -> str:
+    if x.kind in ("input", "output"):
+        at = f.put(f"getelementptr ptr, ptr %{x.kind}s, i64 {x.at}")
+        return f.put(f"load ptr, ptr {at}")
+    if x.kind == "weight":
+        return f.put(f"getelementptr i8, ptr %weights, i64 {f.dim(start + x.at)}")
+    return f.put(f"getelementptr i8, ptr %workspace, i64 {f.dim(x.at)}")
 
 
 def _function(head: str, f: Sizes) -> str:
     return "\n".join([f"define {head} nounwind {{", *f.out, "}"])
-
-
-def operands_of(
-    model: Model, labels: Sequence[str], places: Mapping[str, int], constants: Sequence[int]
-) -> list[Given | None]:
-    """What the entry's table points to: inputs by `labels`, then constants. `places` and
-    `constants` are where weights and constants lie."""
-    inputs = {x.label: k for k, x in enumerate(model.inputs)}
-    found: list[Given | None] = []
-    for label in labels:
-        if label in inputs:
-            found.append(Given("input", inputs[label]))
-        else:
-            found.append(Given("weight", places[label]) if label in places else None)
-    return [*found, *(Given("weight", at) for at in constants)]

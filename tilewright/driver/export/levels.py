@@ -6,21 +6,22 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from tilewright.base.errors import Unsupported
-from tilewright.driver.export.code import EXPORTS, interface, operands_of, unpacking
+from tilewright.driver.export.code import EXPORTS, RESULTS, interface, unpacking
 from tilewright.driver.export.model import Model
+from tilewright.driver.export.steps import Steps, steps_of
 from tilewright.driver.export.weights import WeightsFile
 from tilewright.driver.program.default_passes import passes
 from tilewright.driver.program.elsewhere import built_elsewhere
 from tilewright.driver.program.options import Options
-from tilewright.ir.node import Input
+from tilewright.ir.node import Graph, Input
 from tilewright.ir.target import Target
-from tilewright.link.elf import PROCESS, shared_object
 from tilewright.link.wasm import module
 from tilewright.llvm.objects import cached_object
 from tilewright.runtime.objects import read_symbols
+from tilewright.runtime.program_data import ProgramData
 from tilewright.targets import family_of
+from tilewright.targets.systems import system_of
 
-POOL = "libtilewright_pool.so.1"
 _PARALLEL = "tw_parallel"
 _POOL_CALLS = (
     "tw_parallel tw_pool_reset tw_pool_resize tw_pool_set_spin tw_pool_threads tw_pool_workers"
@@ -36,7 +37,8 @@ class Compiled:
     the file of weights has."""
 
     target: Target
-    images: tuple[bytes, ...]
+    model: Model
+    steps: Steps
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,13 @@ class Level:
 
     @property
     def file(self) -> str:
-        return f"code/{self.target.name}.{'wasm' if self.module else 'so'}"
+        suffix = "wasm" if self.module else system_of(self.target).suffix
+        return f"code/{self.target.name}.{suffix}"
+
+    @property
+    def machine(self) -> str:
+        """The architecture, and the system where that is not Linux."""
+        return system_of(self.target).machine(self.target)
 
     @property
     def module(self) -> bool:
@@ -59,34 +67,48 @@ class Level:
     def features(self) -> dict[str, str]:
         """What the processor has to have, and how a program finds out (targets/family.py)."""
         tests = family_of(self.target).tests
-        wanted = (f[1:] for f in self.target.features if f[0] == "+")
-        return {f: tests[f] for f in wanted if f in tests}
+        if self.module:
+            return {f: tests[f] for f in self._wanted if f in tests}
+        system = system_of(self.target)
+        found = {f: system.testable(self.target, f, tests.get(f)) for f in self._wanted}
+        return {f: test for f, test in found.items() if test is not None}
+
+    @property
+    def _wanted(self) -> list[str]:
+        return [f[1:] for f in self.target.features if f[0] == "+"]
 
 
 def compiled(model: Model, target: Target, weights: WeightsFile, winograd: bool) -> Compiled:
     """Compiles a model for a target; what it reads is added to `weights`."""
     listed = None if winograd else passes(target).without("Winograd")
     values = {label: w.value for label, w in model.weights.items()}
-    data = built_elsewhere(model.graph, target, Options(passes=listed), values)
-    inputs = [n.op for n in model.graph.inputs if isinstance(n.op, Input)]
-    places = {}
-    for k, x in enumerate(inputs):
-        known = model.weights.get(x.label)
-        if known is not None and (k in data.kept or x.role != "weight"):
-            places[x.label] = weights.add(known.name, known.value)
-    constants = [weights.add(f"packed{k}", c) for k, c in enumerate(data.constants)]
-    operands = operands_of(model, [x.label for x in inputs], places, constants)
-    text = interface(model, data, operands)
-    return Compiled(target, (*data.images, cached_object(text, target)))
+
+    def compile(graph: Graph) -> tuple[ProgramData, dict[str, int], list[int]]:
+        data = built_elsewhere(graph, target, Options(passes=listed), values)
+        places = {}
+        for k, n in enumerate(graph.inputs):
+            assert isinstance(n.op, Input)
+            known = model.weights.get(n.op.label)
+            if known is not None and (k in data.kept or n.op.role != "weight"):
+                places[n.op.label] = weights.add(known.name, known.value)
+        return data, places, [weights.add(f"packed{k}", c) for k, c in enumerate(data.constants)]
+
+    return Compiled(target, model, steps_of(model, compile))
 
 
 def linked(made: Compiled, weights: WeightsFile) -> Level:
     """The shared object of a level, or its module, which has the pool inside."""
-    target, images, exports = made.target, made.images, EXPORTS
+    target, exports, start = made.target, EXPORTS, len(weights.head())
+    if made.model.counted_in_outputs():
+        exports = (*exports, RESULTS)
     family = family_of(target)
+    texts = [interface(made.model, made.steps, 0 if weights.unpacked else start)]
     if weights.unpacked:
-        images = (*images, cached_object(unpacking(weights.unpacked), target))
-        exports = (*EXPORTS, "tw_unpack")
+        texts.append(unpacking(weights.unpacked, start))
+        exports = (*exports, "tw_unpack")
+    # Programs may have kernels in common.
+    images = tuple(dict.fromkeys(x for step in made.steps.steps for x in step.data.images))
+    images = (*images, *(cached_object(text, target) for text in texts))
     shared = False
     if family.module:
         pool = cached_object(family.pool(target), target)
@@ -97,8 +119,10 @@ def linked(made: Compiled, weights: WeightsFile) -> Level:
     if family.module:
         code = module(images, exports, memory_pages=_MEMORY_PAGES, shared=shared)
     else:
-        needs = {PROCESS: [_PARALLEL, *sorted(family.system)]}
-        code = shared_object(images, exports, name=f"tilewright-{target.name}.so", needs=needs)
+        system = system_of(target)
+        taken = sorted({_PARALLEL} | family.system | system.open)
+        name = f"tilewright-{target.name}.{system.suffix}"
+        code = system.link(target, images, exports, name, taken)
     seconds = perf_counter() - start
     needs_pool = any(_PARALLEL in read_symbols(image).needed for image in images)
     return Level(target, code, needs_pool and not family.module, seconds)
@@ -110,6 +134,14 @@ def pool_library(target: Target) -> bytes:
     least = next((p for p in family.presets if p.arch == target.arch), None)
     if least is None:
         raise Unsupported(f"{target.arch} has no preset that runs everywhere")
+    system = system_of(target)
+    if system.architectures:
+        least = system.target(least)
     image = cached_object(family.pool(least), least)
     open_names = sorted(read_symbols(image).needed)
-    return shared_object([image], _POOL_CALLS, name=POOL, needs={PROCESS: open_names})
+    return system.link(least, [image], _POOL_CALLS, system.pool, open_names)
+
+
+def pool_file(level: Level) -> str:
+    """Where a package has the pool for a level's machine."""
+    return f"lib/libtilewright_pool-{level.machine}.{system_of(level.target).suffix}"

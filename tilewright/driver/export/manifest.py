@@ -13,8 +13,9 @@ from tilewright.driver.export.levels import Level
 from tilewright.driver.export.model import Described, Model
 from tilewright.driver.program.saved import own_version
 from tilewright.ir import dim as D
+from tilewright_runtime.manifest import FORMAT
 
-FORMAT = 1
+PLAIN = 1  # the format of packages in which inputs decide all sizes
 
 
 def checksum(content: bytes) -> str:
@@ -33,12 +34,17 @@ def manifest_of(
     weights: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
+    counted = {
+        str(model.shown(c.size)): model.shown(model.most[D.the_sym(c.size)])
+        for c in model.counted_in_outputs()
+    }
     return {
-        "format": FORMAT,
+        "format": FORMAT if counted else PLAIN,
         "name": model.name,
         "inputs": [_described(model, x) for x in model.inputs],
         "outputs": [_described(model, x) for x in model.outputs],
         "dims": {str(model.shown(D.as_int(s))): list(model.bounds(s)) for s in model.symbols},
+        **({"counted": counted} if counted else {}),
         "checks": [
             {"words": c.words, "size": None if c.size is None else model.shown(c.size)}
             for c in model.checks
@@ -62,7 +68,7 @@ def _described(model: Model, x: Described) -> dict[str, Any]:
 def _level(x: Level) -> dict[str, Any]:
     return {
         "target": x.target.name,
-        "architecture": x.target.arch,
+        "architecture": x.machine,
         "features": x.features,
         "file": x.file,
         "bytes": len(x.code),

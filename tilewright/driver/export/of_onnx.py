@@ -13,8 +13,15 @@ from tilewright.base.errors import Invalid, Unsupported
 from tilewright.capture.onnx.elements import DTYPE_OF, name_of
 from tilewright.capture.onnx.model import read
 from tilewright.capture.onnx.translate import Leaf, Translated, Tree, symbols_of, translate
-from tilewright.driver.export.model import Check, Described, Model, Weight
+from tilewright.driver.export.model import (
+    Check,
+    Described,
+    Model,
+    Weight,
+    counted_names,
+)
 from tilewright.driver.onnx.session import Session, fit
+from tilewright.ir import dim as D
 from tilewright.ir.node import Input
 from tilewright.ir.types import to_memory
 from tilewright.runtime.program_data import Stored
@@ -35,7 +42,19 @@ def model_of_onnx(
     name = name or stem
     symbols = symbols_of(model)
     sizes, bounds = _sizes(dynamic, symbols, name)
-    made = translate(model, known, sizes)
+    made = translate(model, known, sizes, least=0)
+    if not made.whole:
+        raise Unsupported(
+            f"{name} cannot be exported: a size that only data decides has to be a number in it",
+            hint="tw.onnx.load runs it",
+        )
+    for c in made.cuts:
+        if c.most is None:
+            raise Unsupported(
+                f"{name} cannot be exported: data decides how many rounds a loop has, and nothing "
+                "says how many there may be, which memory for its stacked results has to have",
+                hint="tw.onnx.load runs it",
+            )
     _require_fitting(made, symbols, bounds, name)
     return _model(made, name, known, {k: _word(k) for k in symbols}, symbols, bounds)
 
@@ -69,13 +88,27 @@ def _require_fitting(
         for k, s in enumerate(free):
             low, high = bounds.get(s, (1, _MOST))
             sizes[s] = min(max(tried[k % len(tried)] + k // len(tried), low), high)
-        if free and not fit(made, {**sizes, **made.sizes}):
+        numbers = {**sizes, **made.sizes}
+        counted = _counted(made, numbers)
+        if (free or counted) and not fit(made, {**numbers, **counted}):
             shown = ", ".join(f"{s} = {n}" for s, n in sizes.items())
             raise Unsupported(
                 f"{name} cannot be exported with symbolic sizes: its shapes do not fit together "
                 f"for {shown}",
                 hint="give one name to dims that are equal, or numbers: dynamic={dim: size}",
             )
+
+
+def _counted(made: Translated, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes that data decides, each another one, for sizes of inputs."""
+    names = {symbol: name for name, symbol in made.symbols.items()}
+    known = {made.symbols[name]: n for name, n in sizes.items()}
+    found: dict[str, int] = {}
+    for k, c in enumerate(made.cuts):
+        assert c.most is not None
+        n = max(0, int(D.evaluate(c.most, known)) - k)
+        known[c.symbol] = found[names[c.symbol]] = n
+    return found
 
 
 def _model(
@@ -86,7 +119,6 @@ def _model(
     symbols: Mapping[str, str],
     bounds: Mapping[str, tuple[int, int]],
 ) -> Model:
-    graph, checks = made.undivided()
     weights = {}
     for n, value in made.weights.items():
         assert isinstance(n.op, Input)
@@ -102,14 +134,15 @@ def _model(
     outputs = [_described(k, tree, name) for k, tree in made.outputs.items()]
     return Model(
         name,
-        graph,
+        made.watched(),
         weights,
         tuple(inputs),
         tuple(outputs),
-        tuple(Check(c.template, c.size) for c in checks),
-        {own: words[theirs] for theirs, own in symbols.items()},
+        tuple(Check(c.template, c.size) for c in made.checks.values()),
+        {own: words[theirs] for theirs, own in symbols.items()} | counted_names(outputs, made.cuts),
         {**{k: np.asarray(v) for k, v in known.items()}, **made.sizes},
         {symbols[k]: v for k, v in bounds.items()},
+        made.cuts,
     ).checked()
 
 

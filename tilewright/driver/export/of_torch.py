@@ -21,8 +21,15 @@ from torch.utils import _pytree as pytree
 
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.capture.torch.decompositions import decompositions
+from tilewright.capture.torch.recurrent import as_scans, recurrent_layers
 from tilewright.capture.torch.whole import Whole, whole
-from tilewright.driver.export.model import Check, Described, Model, Weight
+from tilewright.driver.export.model import (
+    Check,
+    Described,
+    Model,
+    Weight,
+    counted_names,
+)
 from tilewright.ir.node import Input
 from tilewright.ir.types import TensorType
 from tilewright.runtime.program_data import Stored
@@ -47,7 +54,7 @@ def model_of_torch(given: Any, examples: Sequence[Any], dynamic: Any, name: str 
         raise Invalid(f"{name} needs example inputs", hint="tw.export(model, x, path=…)")
     try:
         # Of one tensor that is given twice torch would make one input, and leave the other unread.
-        with torch.no_grad():
+        with torch.no_grad(), recurrent_layers():
             apart = pytree.tree_map_only(torch.Tensor, torch.clone, tuple(examples))
             exported = torch.export.export(module, apart, dynamic_shapes=dynamic)
     except Exception as problem:
@@ -118,7 +125,8 @@ def _axes(value: Any, wanted: Any) -> Iterator[str]:
 
 
 def _model(exported: ExportedProgram, name: str, dims: Sequence[str]) -> Model:
-    exported = exported.run_decompositions(decompositions())
+    with recurrent_layers():
+        exported = exported.run_decompositions(decompositions() | as_scans())
     signature = exported.graph_signature
     held = {_node(s): s for s in signature.input_specs if s.kind in _HELD}
     taken = [s for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
@@ -130,15 +138,17 @@ def _model(exported: ExportedProgram, name: str, dims: Sequence[str]) -> Model:
     found = whole(exported.graph_module, name, list(held), nodes, exported.range_constraints)
     inputs = _inputs(found, taken, name)
     types = [n.ttype for n in found.graph.outputs]
+    gives = tuple(Described(n, t.dtype, t.shape) for (_, n), t in zip(outputs, types))
     return Model(
         name,
         found.graph,
         _weights(exported, found, held),
         inputs,
-        tuple(Described(n, t.dtype, t.shape) for (_, n), t in zip(outputs, types)),
+        gives,
         tuple(Check(c.words, c.size) for c in found.checks),
-        _names(inputs, dims),
+        _names(inputs, dims) | counted_names(gives, found.counted),
         {_node(s): s.arg.value for s in taken if isinstance(s.arg, ConstantArgument)},
+        counted=found.counted,
     ).checked()
 
 

@@ -1,4 +1,5 @@
-/* tilewright.h: runs packages that `tilewright export` wrote. C99 and C++; nothing but libc.
+/* tilewright.h: runs packages that `tilewright export` wrote. C99 and C++; nothing but libc. For
+   Linux, macOS and, with clang or gcc, Windows, where paths are UTF-8.
 
    In ONE source file, before any other include:
 
@@ -96,7 +97,8 @@ const char *tw_manifest(const tw_package *package); /* its JSON */
 const char *tw_level(const tw_package *package);    /* the target whose code was taken */
 
 /* The sizes of an output for inputs like these (their `data` is not read), and the bytes that a call
-   needs to work in. `shape` has room for the output's rank. */
+   needs to work in. `shape` has room for the output's rank. A size that data decides is the most that
+   it may be. */
 int tw_output_shape(const tw_package *package, const tw_tensor *inputs, size_t input_count,
                     size_t output, int64_t *shape);
 int tw_workspace_bytes(const tw_package *package, const tw_tensor *inputs, size_t input_count,
@@ -106,6 +108,13 @@ int tw_workspace_bytes(const tw_package *package, const tw_tensor *inputs, size_
    other call uses meanwhile; or NULL: the package has its own, and keeps it for the next call. */
 int tw_run(tw_package *package, const tw_tensor *inputs, size_t input_count,
            const tw_tensor *outputs, size_t output_count, void *workspace);
+
+/* The same, and writes the sizes of the outputs to `shapes`: those of the first one's axes, then of
+   the next. A package where data decides sizes of outputs ("counted" in its manifest) is run by this
+   one. Outputs are given the shapes of tw_output_shape; a smaller result is at the beginning of its
+   memory, contiguous. */
+int tw_run_shapes(tw_package *package, const tw_tensor *inputs, size_t input_count,
+                  const tw_tensor *outputs, size_t output_count, void *workspace, int64_t *shapes);
 
 /* How many threads share the work of a call, the caller's included; at first as many as there are
    processors to run on. For all packages of the process, once one is open. */
@@ -133,17 +142,27 @@ size_t tw_dtype_bytes(int dtype);
 #ifndef TILEWRIGHT_IMPLEMENTED
 #define TILEWRIGHT_IMPLEMENTED
 
-#include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _WIN32
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#include <windows.h>
+#else
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#endif
 #ifdef __linux__
 #include <sys/auxv.h>
 #include <sys/syscall.h>
@@ -156,7 +175,7 @@ size_t tw_dtype_bytes(int dtype);
 extern "C" {
 #endif
 
-#define TW__FORMAT 1
+#define TW__FORMAT 2 /* the newest */
 #define TW__LINE 64
 #define TW__SPIN 100000 /* nanoseconds that an idle thread waits before it sleeps */
 #define TW__LARGE ((size_t)2 << 20)
@@ -180,7 +199,276 @@ static int tw__fail(int code, ...) {
 
 const char *tw_error_text(void) { return tw__text; }
 
-/* ---- memory */
+/* ---- the system: files, memory, libraries, locks. Two times the same functions.
+
+   tw__why: what went wrong in the call of the system before. tw__is_folder: 1, 0, or -1 where there
+   is nothing. tw__open_path: a file to read, through
+   links or not; or -1 with the reason. tw__map:
+   maps a part of a file; what tw__unmap takes is in `base` and `bytes`. tw__load_library: from
+   memory, so that what was checked is what is loaded; `kept` is what tw__unload takes. A pool stays
+   for the whole process, and later libraries find its functions. */
+
+#define TW__NONE ((intptr_t)-1)
+
+typedef struct tw__library {
+  void *handle;
+  intptr_t kept;
+} tw__library;
+
+#ifdef _WIN32
+
+typedef SRWLOCK tw__mutex;
+#define TW__UNLOCKED SRWLOCK_INIT
+static void tw__mutex_init(tw__mutex *m) { InitializeSRWLock(m); }
+static void tw__mutex_end(tw__mutex *m) { (void)m; }
+static void tw__acquire(tw__mutex *m) { AcquireSRWLockExclusive(m); }
+static void tw__unlock(tw__mutex *m) { ReleaseSRWLockExclusive(m); }
+
+static const char *tw__why(void) {
+  static __thread char text[256];
+  DWORD code = GetLastError();
+  DWORD n = FormatMessageA(FORMAT_MESSAGE_FROM_SYSTEM | FORMAT_MESSAGE_IGNORE_INSERTS, NULL, code, 0,
+                           text, sizeof text, NULL);
+  while (n && (text[n - 1] == '\r' || text[n - 1] == '\n' || text[n - 1] == '.')) text[--n] = 0;
+  if (!n) snprintf(text, sizeof text, "error %lu of Windows", (unsigned long)code);
+  return text;
+}
+
+static int tw__wide(const char *path, WCHAR *wide, int room) {
+  return MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, room) ? 0 : -1;
+}
+
+static int tw__is_folder(const char *path) {
+  WCHAR wide[4096];
+  DWORD facts = tw__wide(path, wide, 4096) ? INVALID_FILE_ATTRIBUTES : GetFileAttributesW(wide);
+  if (facts == INVALID_FILE_ATTRIBUTES) return -1;
+  return facts & FILE_ATTRIBUTE_DIRECTORY ? 1 : 0;
+}
+
+static intptr_t tw__open_path(const char *path, int links, int64_t *size, const char **why) {
+  WCHAR wide[4096];
+  BY_HANDLE_FILE_INFORMATION facts;
+  const DWORD odd = FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_REPARSE_POINT;
+  HANDLE file = INVALID_HANDLE_VALUE;
+  if (!tw__wide(path, wide, 4096))
+    file = CreateFileW(wide, GENERIC_READ, FILE_SHARE_READ, NULL, OPEN_EXISTING,
+                       links ? 0 : FILE_FLAG_OPEN_REPARSE_POINT, NULL);
+  if (file == INVALID_HANDLE_VALUE) {
+    *why = tw__why();
+    return TW__NONE;
+  }
+  if (!GetFileInformationByHandle(file, &facts) || (!links && facts.dwFileAttributes & odd)) {
+    CloseHandle(file);
+    *why = "it is no file";
+    return TW__NONE;
+  }
+  *size = (int64_t)((uint64_t)facts.nFileSizeHigh << 32 | facts.nFileSizeLow);
+  return (intptr_t)file;
+}
+
+static void tw__close_path(intptr_t file) { CloseHandle((HANDLE)file); }
+
+static int tw__read(intptr_t file, void *to, size_t size, int64_t offset) {
+  char *at = (char *)to;
+  while (size) {
+    OVERLAPPED place;
+    DWORD n = 0, wanted = size > (1u << 30) ? 1u << 30 : (DWORD)size;
+    memset(&place, 0, sizeof place);
+    place.Offset = (DWORD)((uint64_t)offset & 0xffffffffu);
+    place.OffsetHigh = (DWORD)((uint64_t)offset >> 32);
+    if (!ReadFile((HANDLE)file, at, wanted, &n, &place) || !n) return -1;
+    at += n;
+    offset += n;
+    size -= n;
+  }
+  return 0;
+}
+
+static const unsigned char *tw__map(intptr_t file, int64_t offset, int64_t size, void **base,
+                                    size_t *bytes) {
+  SYSTEM_INFO facts;
+  HANDLE mapping = CreateFileMappingW((HANDLE)file, NULL, PAGE_READONLY, 0, 0, NULL);
+  int64_t first;
+  GetSystemInfo(&facts);
+  first = offset / facts.dwAllocationGranularity * facts.dwAllocationGranularity;
+  if (!mapping) return NULL;
+  *bytes = (size_t)(offset - first + size);
+  *base = MapViewOfFile(mapping, FILE_MAP_READ, (DWORD)((uint64_t)first >> 32),
+                        (DWORD)((uint64_t)first & 0xffffffffu), *bytes);
+  CloseHandle(mapping);
+  return *base ? (const unsigned char *)*base + (offset - first) : NULL;
+}
+
+static void tw__unmap(void *base, size_t bytes) {
+  (void)bytes;
+  UnmapViewOfFile(base);
+}
+
+static void *tw__allocate(void *user, size_t bytes, size_t alignment) {
+  (void)user;
+  return _aligned_malloc(bytes, alignment);
+}
+
+static void tw__release(void *user, void *memory, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  _aligned_free(memory);
+}
+
+#define TW__POOL L"libtilewright_pool.dll" /* by this name code takes its functions */
+
+/* The file of a pool cannot be removed by the process that has it: later ones do that. Those that
+   are in use stay, and so do folders of the last minute, whose library may not be loaded yet. */
+static void tw__remove_old(const WCHAR *folder) {
+  WCHAR path[2 * MAX_PATH];
+  WIN32_FIND_DATAW found;
+  FILETIME now;
+  HANDLE search;
+  swprintf(path, 2 * MAX_PATH, L"%lstilewright-*", folder);
+  search = FindFirstFileW(path, &found);
+  if (search == INVALID_HANDLE_VALUE) return;
+  GetSystemTimeAsFileTime(&now);
+  do {
+    uint64_t made = (uint64_t)found.ftCreationTime.dwHighDateTime << 32;
+    uint64_t here = (uint64_t)now.dwHighDateTime << 32 | now.dwLowDateTime;
+    made |= found.ftCreationTime.dwLowDateTime;
+    if (!(found.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY) || here < made + 600000000u) continue;
+    swprintf(path, 2 * MAX_PATH, L"%ls%ls\\%ls", folder, found.cFileName, TW__POOL);
+    DeleteFileW(path);
+    *wcsrchr(path, L'\\') = 0;
+    RemoveDirectoryW(path);
+  } while (FindNextFileW(search, &found));
+  FindClose(search);
+}
+
+/* A file of its own in a folder of its own, which is removed when the library is unloaded. */
+static int tw__load_library(const unsigned char *content, size_t size, int pool, tw__library *made,
+                            const char **why) {
+  static volatile LONG count;
+  WCHAR folder[MAX_PATH + 1], path[MAX_PATH + 64];
+  HANDLE file;
+  DWORD n = 0;
+  size_t end;
+  BOOL whole;
+  if (!GetTempPathW(MAX_PATH - 64, folder)) {
+    *why = tw__why();
+    return -1;
+  }
+  if (pool) tw__remove_old(folder);
+  swprintf(path, MAX_PATH + 64, L"%lstilewright-%lu-%lu-%ld", folder,
+           (unsigned long)GetCurrentProcessId(), (unsigned long)GetTickCount(),
+           (long)InterlockedIncrement(&count));
+  whole = CreateDirectoryW(path, NULL);
+  end = wcslen(path);
+  swprintf(path + end, MAX_PATH + 64 - end, L"\\%ls", pool ? TW__POOL : L"code.dll");
+  file = CreateFileW(path, GENERIC_WRITE, 0, NULL, CREATE_NEW, FILE_ATTRIBUTE_TEMPORARY, NULL);
+  whole = whole && file != INVALID_HANDLE_VALUE && size < 1u << 31 &&
+          WriteFile(file, content, (DWORD)size, &n, NULL) && n == size;
+  if (!whole) *why = tw__why();
+  if (file != INVALID_HANDLE_VALUE) CloseHandle(file);
+  made->handle = whole ? (void *)LoadLibraryW(path) : NULL;
+  if (whole && !made->handle) *why = tw__why();
+  made->kept = TW__NONE;
+  if (made->handle) {
+    WCHAR *own = (WCHAR *)malloc((wcslen(path) + 1) * sizeof *own);
+    if (own) {
+      wcscpy(own, path);
+      made->kept = (intptr_t)own;
+    }
+    return 0;
+  }
+  DeleteFileW(path);
+  path[end] = 0;
+  RemoveDirectoryW(path);
+  return -1;
+}
+
+static void tw__unload(tw__library *x) {
+  if (x->handle) FreeLibrary((HMODULE)x->handle);
+  if (x->kept != TW__NONE) {
+    WCHAR *path = (WCHAR *)x->kept;
+    DeleteFileW(path);
+    *wcsrchr(path, L'\\') = 0;
+    RemoveDirectoryW(path);
+    free(path);
+  }
+}
+
+static void *tw__process(void) { return (void *)GetModuleHandleW(TW__POOL); }
+
+static int tw__function(void *library, const char *name, void *function, size_t size) {
+  FARPROC found = library ? GetProcAddress((HMODULE)library, name) : NULL;
+  if (!found) return -1;
+  memcpy(function, &found, size);
+  return 0;
+}
+
+static int tw__processors(void) {
+  DWORD count = GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
+  return count < 1 ? 1 : count > 1024 ? 1024 : (int)count;
+}
+
+static void tw__in_children(void (*reset)(void)) { (void)reset; }
+
+#else
+
+typedef pthread_mutex_t tw__mutex;
+#define TW__UNLOCKED PTHREAD_MUTEX_INITIALIZER
+static void tw__mutex_init(tw__mutex *m) { pthread_mutex_init(m, NULL); }
+static void tw__mutex_end(tw__mutex *m) { pthread_mutex_destroy(m); }
+static void tw__acquire(tw__mutex *m) { pthread_mutex_lock(m); }
+static void tw__unlock(tw__mutex *m) { pthread_mutex_unlock(m); }
+
+static const char *tw__why(void) { return strerror(errno); }
+
+static int tw__is_folder(const char *path) {
+  struct stat facts;
+  if (stat(path, &facts)) return -1;
+  return S_ISDIR(facts.st_mode) ? 1 : 0;
+}
+
+static intptr_t tw__open_path(const char *path, int links, int64_t *size, const char **why) {
+  struct stat facts;
+  int file = open(path, O_RDONLY | O_CLOEXEC | (links ? 0 : O_NOFOLLOW));
+  if (file < 0) {
+    *why = tw__why();
+    return TW__NONE;
+  }
+  if (fstat(file, &facts) || !(links || S_ISREG(facts.st_mode))) {
+    close(file);
+    *why = "it is no file";
+    return TW__NONE;
+  }
+  *size = (int64_t)facts.st_size;
+  return file;
+}
+
+static void tw__close_path(intptr_t file) { close((int)file); }
+
+static int tw__read(intptr_t file, void *to, size_t size, int64_t offset) {
+  char *at = (char *)to;
+  while (size) {
+    ssize_t n = pread((int)file, at, size, (off_t)offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return -1;
+    at += n;
+    offset += n;
+    size -= (size_t)n;
+  }
+  return 0;
+}
+
+static const unsigned char *tw__map(intptr_t file, int64_t offset, int64_t size, void **base,
+                                    size_t *bytes) {
+  int64_t page = (int64_t)sysconf(_SC_PAGESIZE), first = offset / page * page;
+  *bytes = (size_t)(offset - first + size);
+  *base = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, (int)file, (off_t)first);
+  if (*base != MAP_FAILED) return (const unsigned char *)*base + (offset - first);
+  *base = NULL;
+  return NULL;
+}
+
+static void tw__unmap(void *base, size_t bytes) { munmap(base, bytes); }
 
 static void *tw__allocate(void *user, size_t bytes, size_t alignment) {
   void *memory = NULL;
@@ -201,14 +489,83 @@ static void tw__release(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
+/* The loader knows a library by its path, so the descriptor stays open as long as it is loaded. */
+static int tw__load_library(const unsigned char *content, size_t size, int pool, tw__library *made,
+                            const char **why) {
+  char path[4096];
+  int file = -1;
+  size_t done = 0;
+  path[0] = 0;
+#ifdef SYS_memfd_create
+  file = (int)syscall(SYS_memfd_create, "tilewright", 1u | 16u); /* closed on exec, executable */
+  if (file < 0) file = (int)syscall(SYS_memfd_create, "tilewright", 1u);
+  if (file >= 0) snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+#endif
+  if (file < 0) {
+    const char *folder = getenv("TMPDIR");
+    snprintf(path, sizeof path, "%s/tilewright-XXXXXX", folder && *folder ? folder : "/tmp");
+    file = mkstemp(path);
+  }
+  while (file >= 0 && done < size) {
+    ssize_t n = write(file, content + done, size - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    done += (size_t)n;
+  }
+  made->handle = NULL;
+  if (file < 0 || done < size) *why = tw__why();
+  else if (!(made->handle = dlopen(path, RTLD_NOW | (pool ? RTLD_GLOBAL : RTLD_LOCAL)))) {
+    *why = dlerror();
+    if (!*why) *why = "no reason is given";
+  }
+  if (path[0] && strncmp(path, "/proc/", 6)) unlink(path);
+  if (!made->handle && file >= 0) close(file);
+  made->kept = made->handle ? file : TW__NONE;
+  return made->handle ? 0 : -1;
+}
+
+static void tw__unload(tw__library *x) {
+  if (x->handle) dlclose(x->handle);
+  if (x->kept != TW__NONE) close((int)x->kept);
+}
+
+static void *tw__process(void) { return dlopen(NULL, RTLD_NOW); }
+
+static int tw__function(void *library, const char *name, void *function, size_t size) {
+  void *found = library ? dlsym(library, name) : NULL;
+  if (!found) return -1;
+  memcpy(function, &found, size);
+  return 0;
+}
+
+static int tw__processors(void) {
+#if defined(__linux__)
+  unsigned char mask[1024];
+  long n = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask), k;
+  int count = 0;
+  for (k = 0; k < 8 * n; k++) count += mask[k / 8] >> (k % 8) & 1;
+  if (count > 0) return count > 1024 ? 1024 : count;
+#endif
+  {
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online < 1 ? 1 : online > 1024 ? 1024 : (int)online;
+  }
+}
+
+static void tw__in_children(void (*reset)(void)) { pthread_atfork(NULL, NULL, reset); }
+
+#endif
+
+/* ---- memory */
+
 static const tw_allocator tw__plain = {tw__allocate, tw__release, NULL};
 static tw_allocator tw__allocator = {tw__allocate, tw__release, NULL};
-static pthread_mutex_t tw__lock = PTHREAD_MUTEX_INITIALIZER;
+static tw__mutex tw__lock = TW__UNLOCKED;
 
 void tw_set_allocator(const tw_allocator *allocator) {
-  pthread_mutex_lock(&tw__lock);
+  tw__acquire(&tw__lock);
   tw__allocator = allocator ? *allocator : tw__plain;
-  pthread_mutex_unlock(&tw__lock);
+  tw__unlock(&tw__lock);
 }
 
 /* ---- dtypes */
@@ -350,6 +707,26 @@ static char *tw__utf8(char *out, unsigned c) {
   return out;
 }
 
+static int tw__is_utf8(const char *text, size_t size) {
+  const unsigned char *p = (const unsigned char *)text, *end = p + size;
+  while (p < end) {
+    unsigned c = *p++;
+    int more = c < 0x80 ? 0 : c < 0xc2 ? -1 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : c < 0xf5 ? 3 : -1;
+    if (more < 0 || end - p < more) return 0;
+    if (more) {
+      unsigned value = c & (0x3fu >> more);
+      int k;
+      for (k = 0; k < more; k++) {
+        if ((*p & 0xc0) != 0x80) return 0;
+        value = value << 6 | (*p++ & 0x3fu);
+      }
+      if (more == 2 && (value < 0x800 || (value >= 0xd800 && value < 0xe000))) return 0;
+      if (more == 3 && (value < 0x10000 || value > 0x10ffff)) return 0;
+    }
+  }
+  return 1;
+}
+
 /* A string, written over its own text. */
 static const char *tw__string(tw__json *j) {
   char *begin = j->at + 1, *in = begin, *out = begin;
@@ -367,6 +744,9 @@ static const char *tw__string(tw__json *j) {
           (b = tw__hex(in + 2)) >= 0xdc00 && b < 0xe000) {
         out = tw__utf8(out, 0x10000u + (((unsigned)a - 0xd800) << 10) + ((unsigned)b - 0xdc00));
         in += 6;
+      } else if (a >= 0xd800 && a < 0xe000) {
+        tw__bad(j, "its manifest is not JSON: a character is malformed");
+        return NULL;
       } else out = tw__utf8(out, (unsigned)a);
       continue;
     }
@@ -462,7 +842,7 @@ static int tw__value(tw__json *j, int depth) {
 /* ---- files of a package: of a folder, or stored in a zip */
 
 typedef struct tw__file {
-  int fd;
+  intptr_t fd;
   int64_t offset, size;
 } tw__file;
 
@@ -478,7 +858,7 @@ struct tw_package {
   size_t manifest_bytes;
   tw__node *nodes;
   size_t nodes_bytes;
-  int zip; /* -1: a folder */
+  intptr_t zip; /* TW__NONE: a folder */
   int64_t directory, directory_bytes, zip_bytes;
   tw_description *tensors; /* inputs, then outputs */
   size_t tensors_bytes, input_count, output_count, extents;
@@ -488,8 +868,7 @@ struct tw_package {
   size_t dim_count;
   int checks; /* the node of their list */
   const char *level;
-  void *code;
-  int code_fd;
+  tw__library code;
   void *map;
   size_t map_bytes;
   const unsigned char *weights;
@@ -498,7 +877,8 @@ struct tw_package {
   int64_t (*code_workspace)(const int64_t *);
   void (*code_shapes)(const int64_t *, int64_t *);
   int32_t (*code_run)(const void *, const void *const *, void *const *, const int64_t *, void *);
-  pthread_mutex_t lock;
+  void (*code_results)(const int64_t *, const void *, int64_t *); /* NULL: inputs decide all sizes */
+  tw__mutex lock;
   void *spare; /* the workspace of the call before */
   size_t spare_bytes;
 };
@@ -511,19 +891,6 @@ static void *tw__get(tw_package *p, size_t bytes) {
 
 static void tw__give(tw_package *p, void *memory, size_t bytes) {
   if (memory) p->memory.release(p->memory.user, memory, bytes ? bytes : 1);
-}
-
-static int tw__read(int fd, void *to, size_t size, int64_t offset) {
-  char *at = (char *)to;
-  while (size) {
-    ssize_t n = pread(fd, at, size, (off_t)offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return -1;
-    at += n;
-    offset += n;
-    size -= (size_t)n;
-  }
-  return 0;
 }
 
 static uint64_t tw__little(const unsigned char *p, int bytes) {
@@ -623,25 +990,19 @@ static int tw__inside(const char *name) {
 
 static int tw__open_file(tw_package *p, const char *name, tw__file *file) {
   char path[4096];
-  struct stat facts;
+  const char *why = "";
   if (!tw__inside(name)) return tw__fail(TW_ERROR_OUTSIDE, p->path, name);
-  if (p->zip >= 0) return tw__in_zip(p, name, file);
+  if (p->zip != TW__NONE) return tw__in_zip(p, name, file);
   if (snprintf(path, sizeof path, "%s/%s", p->path, name) >= (int)sizeof path)
     return tw__fail(TW_ERROR_FILE, p->path, strerror(ENAMETOOLONG));
-  file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (file->fd < 0) return tw__fail(TW_ERROR_FILE, path, strerror(errno));
-  if (fstat(file->fd, &facts) || !S_ISREG(facts.st_mode)) {
-    close(file->fd);
-    return tw__fail(TW_ERROR_FILE, path, "it is no file");
-  }
   file->offset = 0;
-  file->size = (int64_t)facts.st_size;
-  return 0;
+  file->fd = tw__open_path(path, 0, &file->size, &why);
+  return file->fd == TW__NONE ? tw__fail(TW_ERROR_FILE, path, why) : 0;
 }
 
 static void tw__close_file(tw_package *p, tw__file *file) {
-  if (p->zip < 0 && file->fd >= 0) close(file->fd);
-  file->fd = -1;
+  if (p->zip == TW__NONE && file->fd != TW__NONE) tw__close_path(file->fd);
+  file->fd = TW__NONE;
 }
 
 /* ---- the manifest */
@@ -686,10 +1047,12 @@ static int tw__parse(tw_package *p) {
   else if (!(p->manifest = (char *)tw__get(p, p->manifest_bytes)) ||
            !(p->strings = (char *)tw__get(p, p->manifest_bytes))) code = TW_ERROR_MEMORY;
   else if (tw__read(file.fd, p->manifest, (size_t)file.size, file.offset))
-    code = tw__fail(TW_ERROR_FILE, p->path, strerror(errno));
+    code = tw__fail(TW_ERROR_FILE, p->path, tw__why());
   tw__close_file(p, &file);
   if (code) return code;
   p->manifest[file.size] = 0;
+  if (!tw__is_utf8(p->manifest, (size_t)file.size))
+    return tw__fail(TW_ERROR_PACKAGE, p->path, "its manifest is not UTF-8");
   memcpy(p->strings, p->manifest, p->manifest_bytes);
   memset(&j, 0, sizeof j);
   j.at = p->strings;
@@ -705,7 +1068,7 @@ static int tw__parse(tw_package *p) {
     return tw__fail(TW_ERROR_PACKAGE, p->path, "its manifest is not one JSON object");
   format = tw__number_of(p, 0, "format");
   if (format < 0) return tw__lacks(p, "its format");
-  if (format != TW__FORMAT)
+  if (format < 1 || format > TW__FORMAT)
     return tw__fail(TW_ERROR_FORMAT, p->path, (long long)format, (long long)TW__FORMAT);
   return 0;
 }
@@ -789,14 +1152,21 @@ static int tw__describe(tw_package *p) {
 
 /* ---- the processor */
 
+#if defined(_WIN32)
+#define TW__SYSTEM "-windows"
+#elif defined(__APPLE__)
+#define TW__SYSTEM "-macos"
+#else
+#define TW__SYSTEM ""
+#endif
 #if defined(__x86_64__)
-#define TW__MACHINE "x86_64"
+#define TW__MACHINE "x86_64" TW__SYSTEM
 #elif defined(__aarch64__)
-#define TW__MACHINE "aarch64"
+#define TW__MACHINE "aarch64" TW__SYSTEM
 #elif defined(__riscv) && __riscv_xlen == 64
-#define TW__MACHINE "riscv64"
+#define TW__MACHINE "riscv64" TW__SYSTEM
 #elif defined(__arm__)
-#define TW__MACHINE "armv7"
+#define TW__MACHINE "armv7" TW__SYSTEM
 #else
 #define TW__MACHINE "another one"
 #endif
@@ -888,7 +1258,7 @@ static int tw__checked(tw_package *p, int object, unsigned char **content, size_
   else if (!(*content = (unsigned char *)tw__get(p, *size))) code = TW_ERROR_MEMORY;
   else {
     if (tw__read(file.fd, *content, *size, file.offset))
-      code = tw__fail(TW_ERROR_FILE, p->path, strerror(errno));
+      code = tw__fail(TW_ERROR_FILE, p->path, tw__why());
     else if (!tw__sum_is(*content, *size, sum)) code = tw__fail(TW_ERROR_ALTERED, p->path, name);
     if (code) tw__give(p, *content, *size);
   }
@@ -896,97 +1266,51 @@ static int tw__checked(tw_package *p, int object, unsigned char **content, size_
   return code;
 }
 
-/* Loads a library from memory: what was checked is what is loaded. The loader knows a library by its
-   path, so the descriptor stays open as long as it is loaded. */
-static int tw__load(tw_package *p, int object, int flags, void **library, int *fd) {
+/* Loads a library of the package, after its checks. */
+static int tw__load(tw_package *p, int object, int pool, tw__library *library) {
   unsigned char *content = NULL;
-  size_t size = 0, done = 0;
-  char path[4096];
-  int code = tw__checked(p, object, &content, &size), file = -1;
-  const char *name = tw__text_of(p, object, "file");
+  size_t size = 0;
+  const char *why = "";
+  int code = tw__checked(p, object, &content, &size);
   if (code) return code;
-  path[0] = 0;
-#ifdef SYS_memfd_create
-  file = (int)syscall(SYS_memfd_create, "tilewright", 1u | 16u); /* closed on exec, executable */
-  if (file < 0) file = (int)syscall(SYS_memfd_create, "tilewright", 1u);
-  if (file >= 0) snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-#endif
-  if (file < 0) {
-    const char *folder = getenv("TMPDIR");
-    snprintf(path, sizeof path, "%s/tilewright-XXXXXX", folder && *folder ? folder : "/tmp");
-    file = mkstemp(path);
-  }
-  while (file >= 0 && done < size) {
-    ssize_t n = write(file, content + done, size - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    done += (size_t)n;
-  }
+  if (tw__load_library(content, size, pool, library, &why))
+    code = tw__fail(TW_ERROR_LOAD, p->path, tw__text_of(p, object, "file"), why);
   tw__give(p, content, size);
-  if (file < 0 || done < size) code = tw__fail(TW_ERROR_LOAD, p->path, name, strerror(errno));
-  else if (!(*library = dlopen(path, flags))) {
-    const char *why = dlerror();
-    code = tw__fail(TW_ERROR_LOAD, p->path, name, why ? why : "no reason is given");
-  }
-  if (path[0] && strncmp(path, "/proc/", 6)) unlink(path);
-  if (code && file >= 0) close(file);
-  else *fd = file;
   return code;
-}
-
-static int tw__function(void *library, const char *name, void *function, size_t size) {
-  void *found = dlsym(library, name);
-  if (!found) return -1;
-  memcpy(function, &found, size);
-  return 0;
 }
 
 static void (*tw__pool_reset)(void);
 static void (*tw__pool_resize)(int64_t);
 static int64_t (*tw__pool_threads)(void);
 
-static int tw__processors(void) {
-#if defined(__linux__)
-  unsigned char mask[1024];
-  long n = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask), k;
-  int count = 0;
-  for (k = 0; k < 8 * n; k++) count += mask[k / 8] >> (k % 8) & 1;
-  if (count > 0) return count > 1024 ? 1024 : count;
-#endif
-  {
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online < 1 ? 1 : online > 1024 ? 1024 : (int)online;
-  }
-}
-
 /* The pool of threads: that of the process if one is there, else the package's, which stays. */
 static int tw__find_pool(tw_package *p) {
   int pools = tw__find(p, 0, "pool", TW__OBJECT), own = tw__find(p, pools, TW__MACHINE, TW__OBJECT);
   void (*spin)(int64_t) = NULL;
-  void *everything, *library;
-  int fd, code = 0;
-  pthread_mutex_lock(&tw__lock);
+  void (*parallel)(void) = NULL;
+  tw__library library;
+  int code = 0;
+  tw__acquire(&tw__lock);
   if (!tw__pool_resize) {
-    everything = dlopen(NULL, RTLD_NOW);
-    library = everything;
-    if (!everything || !dlsym(everything, "tw_parallel")) {
+    library.handle = tw__process();
+    if (tw__function(library.handle, "tw_parallel", &parallel, sizeof parallel)) {
       if (own < 0) code = tw__lacks(p, "the pool of threads for " TW__MACHINE);
-      else code = tw__load(p, own, RTLD_NOW | RTLD_GLOBAL, &library, &fd);
-      if (!code && tw__function(library, "tw_pool_set_spin", &spin, sizeof spin))
+      else code = tw__load(p, own, 1, &library);
+      if (!code && tw__function(library.handle, "tw_pool_set_spin", &spin, sizeof spin))
         code = tw__fail(TW_ERROR_LOAD, p->path, "the pool", "it has not the functions of one");
     }
-    if (!code && (tw__function(library, "tw_pool_reset", &tw__pool_reset, sizeof spin) ||
-                  tw__function(library, "tw_pool_threads", &tw__pool_threads, sizeof spin) ||
-                  tw__function(library, "tw_pool_resize", &tw__pool_resize, sizeof spin)))
+    if (!code && (tw__function(library.handle, "tw_pool_reset", &tw__pool_reset, sizeof spin) ||
+                  tw__function(library.handle, "tw_pool_threads", &tw__pool_threads, sizeof spin) ||
+                  tw__function(library.handle, "tw_pool_resize", &tw__pool_resize, sizeof spin)))
       code = tw__fail(TW_ERROR_LOAD, p->path, "the pool", "it has not the functions of one");
     if (!code && spin) {
       tw__pool_reset();
       spin(TW__SPIN);
       tw__pool_resize(tw__processors());
-      pthread_atfork(NULL, NULL, tw__pool_reset);
+      tw__in_children(tw__pool_reset);
     }
   }
-  pthread_mutex_unlock(&tw__lock);
+  tw__unlock(&tw__lock);
   return code;
 }
 
@@ -1004,26 +1328,19 @@ int tw_get_threads(void) { return tw__pool_threads ? (int)tw__pool_threads() : 1
 static int tw__map_weights(tw_package *p, unsigned flags) {
   int weights = tw__find(p, 0, "weights", TW__OBJECT), code;
   const char *name = tw__text_of(p, weights, "file"), *sum = tw__text_of(p, weights, "blake2b");
-  int64_t bytes = tw__number_of(p, weights, "bytes"), page = (int64_t)sysconf(_SC_PAGESIZE), first;
+  int64_t bytes = tw__number_of(p, weights, "bytes");
   tw__file file;
   if (!name || !sum || bytes < 0) return tw__lacks(p, "the weights' file, bytes or checksum");
   if ((code = tw__open_file(p, name, &file))) return code;
-  first = file.offset / page * page;
   if (file.size != bytes)
     code = tw__fail(TW_ERROR_SIZE, p->path, name, (long long)file.size, (long long)bytes);
   else if (file.offset % TW__LINE)
     code = tw__fail(TW_ERROR_PACKAGE, p->path, "its weights are not aligned");
   else if (bytes) {
-    p->map_bytes = (size_t)(file.offset - first + bytes);
-    p->map = mmap(NULL, p->map_bytes, PROT_READ, MAP_PRIVATE, file.fd, (off_t)first);
-    if (p->map == MAP_FAILED) {
-      p->map = NULL;
-      code = tw__fail(TW_ERROR_FILE, p->path, strerror(errno));
-    } else {
-      p->weights = (const unsigned char *)p->map + (file.offset - first);
-      if (flags & TW_VERIFY_WEIGHTS && !tw__sum_is(p->weights, (size_t)bytes, sum))
-        code = tw__fail(TW_ERROR_ALTERED, p->path, name);
-    }
+    p->weights = tw__map(file.fd, file.offset, bytes, &p->map, &p->map_bytes);
+    if (!p->weights) code = tw__fail(TW_ERROR_FILE, p->path, tw__why());
+    else if (flags & TW_VERIFY_WEIGHTS && !tw__sum_is(p->weights, (size_t)bytes, sum))
+      code = tw__fail(TW_ERROR_ALTERED, p->path, name);
   }
   tw__close_file(p, &file);
   return code;
@@ -1031,7 +1348,7 @@ static int tw__map_weights(tw_package *p, unsigned flags) {
 
 static void tw__use_copy(tw_package *p) {
   p->weights = (const unsigned char *)p->copy;
-  munmap(p->map, p->map_bytes);
+  tw__unmap(p->map, p->map_bytes);
   p->map = NULL;
 }
 
@@ -1050,7 +1367,7 @@ static int tw__unpack(tw_package *p, unsigned flags) {
     tw__use_copy(p);
     return 0;
   }
-  if (tw__function(p->code, "tw_unpack", &unpack, sizeof unpack))
+  if (tw__function(p->code.handle, "tw_unpack", &unpack, sizeof unpack))
     return tw__fail(TW_ERROR_LOAD, p->path, "its code", "it has no function to unpack weights");
   p->copy_bytes = (size_t)bytes;
   if (!(p->copy = tw__get(p, p->copy_bytes))) return TW_ERROR_MEMORY;
@@ -1060,13 +1377,12 @@ static int tw__unpack(tw_package *p, unsigned flags) {
 }
 
 static int tw__open(tw_package *p, unsigned flags) {
-  struct stat facts;
-  int code, level, needs;
-  if (stat(p->path, &facts)) return tw__fail(TW_ERROR_FILE, p->path, strerror(errno));
-  if (!S_ISDIR(facts.st_mode)) {
-    p->zip = open(p->path, O_RDONLY | O_CLOEXEC);
-    if (p->zip < 0) return tw__fail(TW_ERROR_FILE, p->path, strerror(errno));
-    p->zip_bytes = (int64_t)facts.st_size;
+  int code, level, needs, folder = tw__is_folder(p->path);
+  const char *why = "";
+  if (folder < 0) return tw__fail(TW_ERROR_FILE, p->path, tw__why());
+  if (!folder) {
+    p->zip = tw__open_path(p->path, 1, &p->zip_bytes, &why);
+    if (p->zip == TW__NONE) return tw__fail(TW_ERROR_FILE, p->path, why);
     if ((code = tw__open_zip(p))) return code;
   }
   if ((code = tw__parse(p)) || (code = tw__describe(p)) || (code = tw__choose(p, &level)) ||
@@ -1074,16 +1390,18 @@ static int tw__open(tw_package *p, unsigned flags) {
     return code;
   needs = tw__find(p, level, "pool", TW__TRUE);
   if (needs >= 0 && (code = tw__find_pool(p))) return code;
-  if ((code = tw__load(p, level, RTLD_NOW | RTLD_LOCAL, &p->code, &p->code_fd))) return code;
-  if (tw__function(p->code, "tw_workspace", &p->code_workspace, sizeof p->code_workspace) ||
-      tw__function(p->code, "tw_shapes", &p->code_shapes, sizeof p->code_shapes) ||
-      tw__function(p->code, "tw_run", &p->code_run, sizeof p->code_run))
+  if ((code = tw__load(p, level, 0, &p->code))) return code;
+  if (tw__function(p->code.handle, "tw_workspace", &p->code_workspace, sizeof p->code_workspace) ||
+      tw__function(p->code.handle, "tw_shapes", &p->code_shapes, sizeof p->code_shapes) ||
+      tw__function(p->code.handle, "tw_run", &p->code_run, sizeof p->code_run) ||
+      (tw__find(p, 0, "counted", TW__OBJECT) >= 0 &&
+       tw__function(p->code.handle, "tw_results", &p->code_results, sizeof p->code_results)))
     return tw__fail(TW_ERROR_LOAD, p->path, tw__text_of(p, level, "file"),
                     "it has not the functions of a package");
   if ((code = tw__unpack(p, flags))) return code;
-  if (p->zip >= 0) { /* what is mapped needs no descriptor */
-    close(p->zip);
-    p->zip = -1;
+  if (p->zip != TW__NONE) { /* what is mapped needs no descriptor */
+    tw__close_path(p->zip);
+    p->zip = TW__NONE;
   }
   return 0;
 }
@@ -1093,15 +1411,15 @@ int tw_open(const char *path, unsigned flags, tw_package **package) {
   tw_package *p;
   int code;
   *package = NULL;
-  pthread_mutex_lock(&tw__lock);
+  tw__acquire(&tw__lock);
   memory = tw__allocator;
-  pthread_mutex_unlock(&tw__lock);
+  tw__unlock(&tw__lock);
   p = (tw_package *)memory.allocate(memory.user, sizeof *p, TW__LINE);
   if (!p) return tw__fail(TW_ERROR_MEMORY, (long long)sizeof *p);
   memset(p, 0, sizeof *p);
   p->memory = memory;
-  p->zip = p->code_fd = -1;
-  pthread_mutex_init(&p->lock, NULL);
+  p->zip = p->code.kept = TW__NONE;
+  tw__mutex_init(&p->lock);
   p->path = (char *)tw__get(p, strlen(path) + 1);
   if (!p->path) code = TW_ERROR_MEMORY;
   else {
@@ -1117,11 +1435,10 @@ void tw_close(tw_package *p) {
   tw_allocator memory;
   if (!p) return;
   memory = p->memory;
-  if (p->code) dlclose(p->code);
-  if (p->code_fd >= 0) close(p->code_fd);
-  if (p->map) munmap(p->map, p->map_bytes);
-  if (p->zip >= 0) close(p->zip);
-  pthread_mutex_destroy(&p->lock);
+  tw__unload(&p->code);
+  if (p->map) tw__unmap(p->map, p->map_bytes);
+  if (p->zip != TW__NONE) tw__close_path(p->zip);
+  tw__mutex_end(&p->lock);
   tw__give(p, p->spare, p->spare_bytes);
   tw__give(p, p->copy, p->copy_bytes);
   tw__give(p, p->details, p->details_bytes);
@@ -1284,30 +1601,37 @@ static int tw__told(const tw_package *p, int32_t number, const int64_t *found) {
 static void *tw__take(tw_package *p, size_t bytes) {
   void *memory;
   size_t had;
-  pthread_mutex_lock(&p->lock);
+  tw__acquire(&p->lock);
   memory = p->spare;
   had = p->spare_bytes;
   p->spare = NULL;
   p->spare_bytes = 0;
-  pthread_mutex_unlock(&p->lock);
+  tw__unlock(&p->lock);
   if (memory && had == bytes) return memory;
   tw__give(p, memory, had);
   return tw__get(p, bytes);
 }
 
 static void tw__leave(tw_package *p, void *memory, size_t bytes) {
-  pthread_mutex_lock(&p->lock);
+  tw__acquire(&p->lock);
   if (!p->spare) {
     p->spare = memory;
     p->spare_bytes = bytes;
     memory = NULL;
   }
-  pthread_mutex_unlock(&p->lock);
+  tw__unlock(&p->lock);
   tw__give(p, memory, bytes);
 }
 
 int tw_run(tw_package *p, const tw_tensor *inputs, size_t input_count, const tw_tensor *outputs,
            size_t output_count, void *workspace) {
+  if (p->code_results)
+    return tw__fail(TW_ERROR_ARGUMENT, "data decides sizes of outputs: tw_run_shapes tells them");
+  return tw_run_shapes(p, inputs, input_count, outputs, output_count, workspace, NULL);
+}
+
+int tw_run_shapes(tw_package *p, const tw_tensor *inputs, size_t input_count,
+                  const tw_tensor *outputs, size_t output_count, void *workspace, int64_t *shapes) {
   tw__call c;
   size_t k, bytes = 0;
   void *own = NULL;
@@ -1344,6 +1668,11 @@ int tw_run(tw_package *p, const tw_tensor *inputs, size_t input_count, const tw_
   failed = p->code_run(p->weights, c.ins, c.outs, c.dims, workspace);
   if (failed)
     code = tw__told(p, failed, (const int64_t *)((char *)workspace + (size_t)failed * TW__LINE));
+  else if (shapes && p->code_results) p->code_results(c.dims, workspace, shapes);
+  else if (shapes) {
+    const int64_t *first = tw__extents_of(p, &c, input_count);
+    memcpy(shapes, first, (size_t)(c.extents + p->extents - first) * sizeof *shapes);
+  }
   if (own) tw__leave(p, own, bytes);
 end:
   tw__end(p, &c);

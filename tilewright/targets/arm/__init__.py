@@ -46,18 +46,7 @@ def _features(features: Collection[str]) -> dict[str, Any]:
 def describe(host: Host) -> Target:
     """The host's target."""
     features = host.cpu.features
-    return Target(
-        name="host",
-        triple=host.cpu.triple,
-        cpu=host.cpu.cpu,
-        features=features,
-        l1=host.caches.l1,
-        l2=host.caches.l2,
-        l3=host.caches.l3,
-        cores=host.cores,
-        **_NEON,
-        **_features(features),
-    )
+    return host.target(features, **_NEON, **_features(features))
 
 
 FAMILY = Family(

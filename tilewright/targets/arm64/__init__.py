@@ -63,19 +63,7 @@ def describe(host: Host) -> Target:
     reported = {feature for flag, feature in _FLAGS.items() if flag in host.flags}
     known = {feature[1:]: feature for feature in (*host.cpu.features, *reported)}
     features = tuple(known[name] for name in sorted(known))
-    return Target(
-        name="host",
-        triple=host.cpu.triple,
-        cpu=host.cpu.cpu,
-        features=features,
-        l1=host.caches.l1,
-        l2=host.caches.l2,
-        l3=host.caches.l3,
-        cores=host.cores,
-        **_NEON,
-        **_features(features),
-        **_RATES,
-    )
+    return host.target(features, **_NEON, **_features(features), **_RATES)
 
 
 FAMILY = Family(

@@ -36,17 +36,7 @@ def _features(features: Collection[str]) -> dict[str, Any]:
 def describe(host: Host) -> Target:
     """The host's target."""
     features = host.cpu.features
-    return Target(
-        name="host",
-        triple=host.cpu.triple,
-        cpu=host.cpu.cpu,
-        features=features,
-        l1=host.caches.l1,
-        l2=host.caches.l2,
-        l3=host.caches.l3,
-        cores=host.cores,
-        **_features(features),
-    )
+    return host.target(features, **_features(features))
 
 
 FAMILY = Family(

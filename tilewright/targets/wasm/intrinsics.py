@@ -8,6 +8,7 @@ from tilewright.kernel.intrinsic import declare_product
 from tilewright.llvm.products import FmaTile, fused
 
 _V = "<4 x float>"
+_APART = 3  # products under way
 _MADD = "llvm.wasm.relaxed.madd.v4f32"
 
 
@@ -19,8 +20,8 @@ def _products(name: str, relaxed: bool) -> tuple[Product, Product]:
     add = fused(_MADD) if relaxed else None
     found = [
         declare_product(
-            Product(own, f32, f32, f32, rows=8, columns=8, lanes=4, loads=loads),
-            FmaTile(4, "k" if loads == "sum" else "i", add, pairs=not relaxed),
+            Product(own, f32, f32, f32, rows=8, columns=12, lanes=4, loads=loads),
+            FmaTile(4, "k" if loads == "sum" else "i", add, apart=0 if relaxed else _APART),
             declares,
             (feature,),
         )

@@ -125,18 +125,8 @@ def describe(host: Host) -> Target:
     if "+amx-tile" in features and not _tiles_permitted():
         # Switched off, not left out: the processor's name would bring them back.
         features = tuple(f"-{f[1:]}" if f.startswith("+amx") else f for f in features)
-    return Target(
-        name="host",
-        triple=host.cpu.triple,
-        cpu=host.cpu.cpu,
-        features=features,
-        **_features(features),
-        l1=host.caches.l1,
-        l2=host.caches.l2,
-        l3=host.caches.l3,
-        cores=host.cores,
-        rated=_wide(features),  # measured on a server with AVX-512, nowhere else yet
-    )
+    # Rated: measured on a server with AVX-512, nowhere else yet.
+    return host.target(features, **_features(features), rated=_wide(features))
 
 
 FAMILY = Family(

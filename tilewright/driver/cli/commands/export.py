@@ -12,9 +12,10 @@ from tilewright.driver.cli.models import NOTES, asked, model_arguments
 from tilewright.driver.cli.models.dims import DIM, parse_dims
 from tilewright.driver.export.api import Exported
 from tilewright.driver.export.web import FITS, TARGETS, Page, Picture, write_page
-from tilewright.driver.export.weights import STORED
+from tilewright.driver.export.weights import LAYOUTS, STORED
 from tilewright.driver.looking.shown import Column, Shown
 from tilewright.driver.looking.tables import bytes_text
+from tilewright.targets.systems import OTHERS
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help="a machine to compile for; several make one package that picks the best when it is "
-        f"loaded: {', '.join(n for n in targets.names() if targets.get(n).grid is None)}",
+        f"loaded: {', '.join(n for n in targets.names() if targets.get(n).grid is None)}; "
+        f"{' and '.join(f'NAME-{s.name}' for s in OTHERS)} for another system than Linux",
     )
     parser.add_argument("--dim", action="append", metavar="DIM", help=DIM)
     parser.add_argument("--name", help="what the package is called; else as the model")
@@ -36,6 +38,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--weights", choices=STORED, default="same", help="weights rounded to 16 bits"
+    )
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default="flat",
+        help="the file of weights: plain, or safetensors",
     )
     page = parser.add_argument_group("a page that runs the model in a browser")
     page.add_argument("--web", action="store_true", help="PATH is a folder of static files")
@@ -86,6 +94,7 @@ def _export(given: argparse.Namespace, out: Shown) -> int:
         "target": [name for text in given.target or usual for name in text.split(",")],
         "winograd": not given.no_winograd,
         "weights": given.weights,
+        "layout": given.layout,
         "name": given.name,
     }
 

@@ -28,6 +28,8 @@ def _info(given: argparse.Namespace, out: Shown) -> int:
     if m["dims"]:
         rows = [{"dim": k, "low": v[0], "high": v[1]} for k, v in m["dims"].items()]
         out.table("", rows, _DIMS)
+    for name, most in m.get("counted", {}).items():
+        out.say(f"data decides {name}, which is at most {most}")
     for check in m["checks"]:
         out.say(f"checked in each call: {check['words']}")
     for name, value in m["specialised"].items():
