@@ -39,3 +39,38 @@ group mm where K: 1.., M: 1.., N: 1..
   t[t.i0,t.i1] add= a[t.i0,t.r0] * b[t.r0,t.i1] for t.i0 in M, t.i1 in N, t.r0 in K from 0.0
   y[y.i0,y.i1] = max(t[y.i0,y.i1], 0.0) for y.i0 in M, y.i1 in N
 """
+
+
+def tiled_matmul(depth: int) -> str:
+    """Steps that compute it in tiles, from copies of `depth` columns and rows of the operands."""
+    return f"""
+Split('y.i0', 8)
+Split('y.i1', 4)
+Reorder(('y.i0.0', 'y.i1.0', 'y.i0.1', 'y.i1.1'))
+ComputeAt('t', 'y.i1.0')
+Split('t.r0', {depth})
+Reorder(('t.r0.0', 't.i0', 't.i1', 't.r0.1'))
+CacheRead('a', 't', 'as')
+CacheRead('b', 't', 'bs')
+ComputeAt('as', 't.r0.0')
+ComputeAt('bs', 't.r0.0')
+"""
+
+
+# Then those that make its tiles blocks of threads, and the copies shared memory.
+BOUND_MATMUL = """
+SetScope('as', 'shared')
+SetScope('bs', 'shared')
+Bind('y.i0.0', 'block.y')
+Bind('y.i1.0', 'block.x')
+Bind('y.i0.1', 'thread.y')
+Bind('y.i1.1', 'thread.x')
+Bind('t.init.i0', 'thread.y')
+Bind('t.init.i1', 'thread.x')
+Bind('t.i0', 'thread.y')
+Bind('t.i1', 'thread.x')
+Bind('as.i0', 'thread.y')
+Bind('as.i1', 'thread.x')
+Bind('bs.i0', 'thread.y')
+Bind('bs.i1', 'thread.x')
+"""

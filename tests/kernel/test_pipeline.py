@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright.kernel.steps  # noqa: F401  (fills STEPS)
-from tests.kernel.examples import MATMUL
+from tests.kernel.examples import BOUND_MATMUL, MATMUL, tiled_matmul
 from tests.kernel.native import Native
 from tests.seeds import diagonals
 from tilewright.base.errors import Invalid, Refused
@@ -32,34 +32,7 @@ from tilewright.kernel.simt import run
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.text import nest_text, parse_group, parse_nest
 
-TILED = """
-Split('y.i0', 8)
-Split('y.i1', 4)
-Reorder(('y.i0.0', 'y.i1.0', 'y.i0.1', 'y.i1.1'))
-ComputeAt('t', 'y.i1.0')
-Split('t.r0', 4)
-Reorder(('t.r0.0', 't.i0', 't.i1', 't.r0.1'))
-CacheRead('a', 't', 'as')
-CacheRead('b', 't', 'bs')
-ComputeAt('as', 't.r0.0')
-ComputeAt('bs', 't.r0.0')
-"""
-BOUND = """
-SetScope('as', 'shared')
-SetScope('bs', 'shared')
-Bind('y.i0.0', 'block.y')
-Bind('y.i1.0', 'block.x')
-Bind('y.i0.1', 'thread.y')
-Bind('y.i1.1', 'thread.x')
-Bind('t.init.i0', 'thread.y')
-Bind('t.init.i1', 'thread.x')
-Bind('t.i0', 'thread.y')
-Bind('t.i1', 'thread.x')
-Bind('as.i0', 'thread.y')
-Bind('as.i1', 'thread.x')
-Bind('bs.i0', 'thread.y')
-Bind('bs.i1', 'thread.x')
-"""
+TILED, BOUND = tiled_matmul(4), BOUND_MATMUL
 SIZES = [(16, 12, 8), (13, 11, 9), (1, 1, 1), (7, 20, 5)]
 
 

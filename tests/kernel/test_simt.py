@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tilewright.kernel.steps  # noqa: F401  (fills STEPS)
-from tests.kernel.examples import MATMUL
+from tests.kernel.examples import BOUND_MATMUL, MATMUL, tiled_matmul
 from tests.kernel.fuzz import Judge, bind_some, effort
 from tests.kernel.random_groups import sample
 from tests.kernel.random_steps import random_step
@@ -31,32 +31,7 @@ from tilewright.targets import default
 SEEDS = (0, 52, 522, 1405, *range(2_000, 2_008))
 MORE = range(2_008, 2_120)
 
-TILED = """
-Split('y.i0', 8)
-Split('y.i1', 4)
-Reorder(('y.i0.0', 'y.i1.0', 'y.i0.1', 'y.i1.1'))
-ComputeAt('t', 'y.i1.0')
-Split('t.r0', 6)
-Reorder(('t.r0.0', 't.i0', 't.i1', 't.r0.1'))
-CacheRead('a', 't', 'as')
-CacheRead('b', 't', 'bs')
-ComputeAt('as', 't.r0.0')
-ComputeAt('bs', 't.r0.0')
-SetScope('as', 'shared')
-SetScope('bs', 'shared')
-Bind('y.i0.0', 'block.y')
-Bind('y.i1.0', 'block.x')
-Bind('y.i0.1', 'thread.y')
-Bind('y.i1.1', 'thread.x')
-Bind('t.init.i0', 'thread.y')
-Bind('t.init.i1', 'thread.x')
-Bind('t.i0', 'thread.y')
-Bind('t.i1', 'thread.x')
-Bind('as.i0', 'thread.y')
-Bind('as.i1', 'thread.x')
-Bind('bs.i0', 'thread.y')
-Bind('bs.i1', 'thread.x')
-"""
+TILED = tiled_matmul(6) + BOUND_MATMUL
 
 
 def matmul(text: str = TILED) -> Nest:

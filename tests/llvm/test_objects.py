@@ -151,6 +151,8 @@ def test_code_of_another_architecture_is_refused() -> None:
         with pytest.raises(Invalid, match="inline assembly"):
             compile_object(text, foreign)
         assert compile_object(text, targets.host())
+    empty = 'define float @f(float %x) {\n  %y = call float asm sideeffect "", "=r,0"(float %x)\n'
+    assert compile_object(f"{empty}  ret float %y\n}}\n", targets.get("wasm32"))  # nothing to read
 
 
 def test_an_unknown_triple_gets_a_sentence() -> None:

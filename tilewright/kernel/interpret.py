@@ -24,7 +24,7 @@ from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, Value
-from tilewright.ir.interpret import Evaluator
+from tilewright.ir.interpret import COMBINE, Evaluator
 from tilewright.ir.scalar import atomic_extreme
 from tilewright.ir.types import DType, as_dtype, to_memory
 from tilewright.kernel.group import Buffer, Group
@@ -452,23 +452,10 @@ def _places(env: Env, bad: np.ndarray) -> str:
     return f" at {', '.join(shown)}" if shown else ""
 
 
-_UFUNCS = {
-    "add": np.add,
-    "mul": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "maxnum": np.fmax,
-    "minnum": np.fmin,
-}
-
-
 def _combine(name: str, d: DType) -> np.ufunc:
     if d.is_bool:
         name = {"add": "or", "max": "or", "mul": "and", "min": "and"}.get(name, name)
-    return _UFUNCS[name]
+    return COMBINE[name]
 
 
 def _atomically(kind: str, d: DType, old: Any, value: Any, compare: Any) -> Any:

@@ -305,7 +305,10 @@ def _machine_code(module, machine, as_object: bool) -> bytes:
         _c.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
-_INLINE_ASSEMBLY = re.compile(r'^\s*module\s+asm\s+"|\bcall\b[^\n;]*\basm\s+(?:\w+\s+)*"', re.M)
+# Text of an assembler; an empty one, which only keeps a value in its place, needs none.
+_INLINE_ASSEMBLY = re.compile(
+    r'^\s*module\s+asm\s+"|\bcall\b[^\n;]*\basm\s+(?:\w+\s+)*"(?!")', re.M
+)
 _INTRINSIC = re.compile(
     r"@llvm\.(x86|aarch64|arm|riscv|wasm|nvvm|amdgcn|r600|ppc|s390|hexagon|mips|loongarch|spv|bpf"
     r"|dx|ve|xcore)\."

@@ -1,4 +1,4 @@
-"""Pointers that LLVM takes as they are.
+"""Values that LLVM takes as they are.
 
 LLVM's loop strength reduction looks for the best way to step every address of an innermost loop on,
 all together, in time that grows with the square of their number: for unrolled bodies it took a
@@ -16,3 +16,9 @@ DECLARATION = f"declare ptr {_INTRINSIC}(ptr)"
 def opaque(pointer: str) -> str:
     """The same pointer, as an instruction."""
     return f"call ptr {_INTRINSIC}(ptr {pointer})"
+
+
+def in_place(type_: str, value: str) -> str:
+    """The same value, as an instruction that has its place among others of the kind, and behind
+    what computes the value: no code either, in the order in which these are written."""
+    return f'call {type_} asm sideeffect "", "=r,0"({type_} {value})'

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from tilewright.kernel.intrinsic import Ask, Sizes
-from tilewright.llvm.opaque import opaque
+from tilewright.llvm.opaque import in_place, opaque
 from tilewright.llvm.text import Text, splat
 
 
@@ -53,14 +54,6 @@ class _Body(Text):
         which = ", ".join([f"i32 {lane}"] * lanes)
         return self.put(f"shufflevector {v} {x}, {v} poison, <{lanes} x i32> <{which}>")
 
-    def total(self, v: str, terms: list[str]) -> str:
-        """The sum of vectors, of neighbours first."""
-        while len(terms) > 1:
-            both = zip(terms[::2], terms[1::2])
-            rest = terms[len(terms) // 2 * 2 :]
-            terms = [*(self.put(f"fadd {v} {x}, {y}") for x, y in both), *rest]
-        return terms[0]
-
     def text(self) -> str:
         return "\n".join(self.out) + "\n"
 
@@ -84,15 +77,18 @@ class FmaTile:
 
     Where a lies evenly `along` its rows or its columns ("i" or "k"), it is loaded in vectors along
     them, and their lanes are multiplied; otherwise each element is spread where it is read.
-    `pairs`: products are not fused with additions, and those of neighbouring k are added up before
-    they join their sum, which then waits less often for itself. For code of WebAssembly: elsewhere
-    registers would not suffice.
+
+    `apart`: products are not fused with additions, and so many are under way before the first of
+    them is added to its sum. Code for WebAssembly keeps this order, which LLVM would not: it puts
+    each product right before its addition, which then waits for it, and nobody orders instructions
+    again. On a Neoverse N1, Chromium's code of a 4x3 tile makes 8.5 products a nanosecond in LLVM's
+    order and 9.4 with three under way; with more, x86-64 has too few registers.
     """
 
     lanes: int
     along: str = ""
     add: Add | None = None  # None: by LLVM's fused multiply-add
-    pairs: bool = False
+    apart: int = 0
 
     def __call__(self, sizes: Sizes, ahead: tuple[Ask, ...] = ()) -> str:
         """The body, which prefetches while k runs."""
@@ -112,20 +108,26 @@ class FmaTile:
         p = b.moving("float", "%b", down)
         factors = self.factors(b, a, first, count, len(acc))
         add = self.add or fused(f"llvm.fma.v{n}f32")
-        apart = [[list[str]() for _ in row] for row in acc]
+        waiting: list[tuple[list[str], int, str]] = []
+
+        def join(most: int) -> None:
+            while len(waiting) > most:
+                row, c, product = waiting.pop(0)
+                product = b.put(in_place(v, product))  # nothing is added before
+                row[c] = b.put(in_place(v, b.put(f"fadd {v} {row[c]}, {product}")))
+
         for u in range(count):
             p = b.at("float", p, ("%b.0", min(u, 1)))
             columns = [b.load(v, b.at("float", p, (n, c)), 4) for c in range(len(acc[0]))]
-            for row, products, spread in zip(acc, apart, factors(u), strict=True):
+            for row, spread in zip(acc, factors(u), strict=True):
                 x = spread()
                 for c, y in enumerate(columns):
-                    if self.pairs:
-                        products[c].append(b.put(f"fmul {v} {x}, {y}"))
+                    if self.apart:
+                        waiting.append((row, c, b.put(in_place(v, b.put(f"fmul {v} {x}, {y}")))))
+                        join(self.apart - 1)
                     else:
                         row[c] = add(b, v, row[c], x, y)
-        for row, products in zip(acc, apart, strict=True):
-            for c, found in enumerate(products):
-                row[c] = b.total(v, [row[c], b.total(v, found)]) if found else row[c]
+        join(0)
 
     def factors(
         self, b: _Body, a: str, first: str, count: int, rows: int
@@ -144,8 +146,14 @@ class FmaTile:
             return b.spread("float", b.load("float", p, 4), n)
 
         if self.along == "k" and count == n:
-            vectors = [b.load(self.vector, b.at("float", start, (row, r)), 4) for r in range(rows)]
-            return lambda u: [lambda x=x: b.pick("float", x, u, n) for x in vectors]
+
+            @cache
+            def vector(r: int) -> str:
+                return b.load(self.vector, b.at("float", start, (row, r)), 4)
+
+            for r in range(0 if self.apart else rows):
+                vector(r)  # all before the first product: their order is LLVM's
+            return lambda u: [lambda r=r: b.pick("float", vector(r), u, n) for r in range(rows)]
 
         # Vectors of adjacent rows; the last one begins early enough to be whole.
         starts = [min(r, rows - n) for r in range(0, rows, n)]

@@ -10,7 +10,6 @@ A line is trusted only once its steps, as they are today, have been replayed on 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
@@ -19,6 +18,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
+from tilewright.base.cache import append_lines
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Nest, start
@@ -137,20 +137,7 @@ class Records:
 
 
 def append(path: Path, records: Iterable[Record]) -> None:
-    """One write: another process that appends at the same time has its lines before or after. A
-    line that was left half-written is ended first."""
-    data = "".join(r.line() + "\n" for r in records).encode()
-    if not data:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab+") as file:
-        end = file.seek(0, os.SEEK_END)
-        if end:
-            file.seek(end - 1)
-            data = data if file.read(1) == b"\n" else b"\n" + data
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    append_lines(path, (r.line() for r in records))
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {

@@ -307,6 +307,19 @@ def test_sums_of_several_rows_may_be_under_way_together() -> None:
     assert trace in found and not list(rows_beside(SHORT, get("x86-64-v4"), Applied()))
 
 
+def test_an_axis_of_one_that_a_sum_keeps_is_not_its_rows() -> None:
+    group = parse_group("""
+group kept
+  in a: f32[1,40,32]
+  out y: f32[1,40,32]
+  local t: f32[1,40,1]
+  t[t.i0,t.i1,t.i2] add= a[t.i0,t.i1,t.r0] for t.i0 in 1, t.i1 in 40, t.i2 in 1, t.r0 in 32 from 0.0
+  y[y.i0,y.i1,y.i2] = a[0,y.i1,y.i2] / t[0,y.i1,0] for y.i0 in 1, y.i1 in 40, y.i2 in 32
+""")
+    (trace,) = rows_beside(group, get("x86-64-v4"), Applied())
+    assert any(isinstance(s, Split) and s.loop == "y.i1" for s in trace)
+
+
 POOL = parse_group("""
 group pool
   in a: f32[3,21,45]

@@ -6,11 +6,13 @@ they have in common.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Const, Fn, Index, walk
 from tilewright.kernel.defaults.scheduler import Scheduler, lanes_for, work_per_point
+from tilewright.kernel.nest import Loop
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
@@ -23,47 +25,21 @@ MOST = 8  # cases per axis
 
 def schedule_cases(s: Scheduler, host: str) -> bool:
     """False where the stage has no such axis."""
+    _split_blocks(s, host)
     path = s.path(host)
-    found = case_axes(s, host)
-    last = path[-1]
-    if not found or last.name in found or len(path) < 2:
+    found = _Cases.among(s, host, path)
+    if found is None:
         return False
-    outer: list[str] = []
-    inner: list[str] = []
-    ragged: list[str] = []
-    cases = 1
-    for p in path[:-1]:
-        period = found.get(p.name)
-        if period is None:
-            outer.append(p.name)
-            continue
-        cases *= period
-        if p.extent == period:
-            inner.append(p.name)
-            continue
-        s.do(Split(p.name, period))
-        outer.append(f"{p.name}.0")
-        inner.append(f"{p.name}.1")
-        if not (isinstance(p.extent, int) and p.extent % period == 0):
-            ragged.append(f"{p.name}.0")
-    # One register per value: a tile of them is alive at once.
-    lanes = max(1, lanes_for(s, host, s.target.lanes(32)))
+    last = found.last
+    points = D.bounds(prod(p.extent for p in path))[1]
     work = work_per_point(s, host)
-    s.do(Split(last.name, lanes))
-    vectors, part = f"{last.name}.0", ""
+    ragged, outer = found.ragged, found.outer
+    vectors, part = found.split(s), ""
     if ragged and (each := _vectors_of_a_thread(s, outer, ragged[0], vectors)) is not None:
         s.do(Split(vectors, each))
         part, vectors = f"{vectors}.0", f"{vectors}.1"
-    s.do(Reorder((*filter(None, [part]), *outer, vectors, f"{last.name}.1", *inner)))
-    if not (isinstance(last.extent, int) and last.extent % lanes == 0):
-        ragged.append(vectors)
-    for x in ragged:
-        s.attempt(Peel(x))
-    for x in inner:
-        s.attempt(Unroll(x))
-    s.attempt(Vectorize(f"{last.name}.1"))
+    found.unroll(s, [*filter(None, [part])], vectors)
     if part:
-        points = D.bounds(prod(p.extent for p in path))[1]
         return s.parallel(part, work * points // s.target.cores)
     top = outer[0] if outer else f"{last.name}.0"
     for k, x in enumerate(outer[1:]):
@@ -73,6 +49,75 @@ def schedule_cases(s: Scheduler, host: str) -> bool:
     size = last.extent if isinstance(last.extent, int) else 256
     s.parallel(top, work * size // 4)
     return True
+
+
+def cases_in_row(s: Scheduler, stage: str) -> bool:
+    """The same for the loops of a stage inside a row's; False where it has no such axis."""
+    _split_blocks(s, stage)
+    row = s.path(stage)[0]
+    found = _Cases.among(s, stage, [p for p in s.own(stage) if p is not row])
+    if found is None:
+        return False
+    found.unroll(s, [], found.split(s))
+    return True
+
+
+def _split_blocks(s: Scheduler, stage: str) -> None:
+    for loop, factor in block_axes(s, stage).items():
+        s.do(Split(loop, factor))  # its blocks are the cases
+
+
+@dataclass
+class _Cases:
+    """The loops of a stage: over cases, over what lanes run along, and others."""
+
+    last: Loop  # lanes run along it
+    lanes: int
+    outer: list[str]
+    inner: list[str]  # cases
+    ragged: list[str]  # loops with a rest that is taken apart
+
+    @staticmethod
+    def among(s: Scheduler, stage: str, path: list[Loop]) -> _Cases | None:
+        found = case_axes(s, stage)
+        along = [p for p in path if p.name not in found and p.extent != 1]
+        if not any(p.name in found for p in path) or not along:
+            return None
+        # Cases after the lanes are written between them: all of a vector's cases are stored at
+        # once. One register per value: a tile of them is alive at once.
+        lanes = max(1, lanes_for(s, stage, s.target.lanes(32)))
+        out = _Cases(along[-1], lanes, [], [], [])
+        for p in path:
+            if p is out.last:
+                continue
+            period = found.get(p.name)
+            if period is None:
+                out.outer.append(p.name)
+            elif p.extent == period:
+                out.inner.append(p.name)
+            else:
+                s.do(Split(p.name, period))
+                out.outer.append(f"{p.name}.0")
+                out.inner.append(f"{p.name}.1")
+                if not (isinstance(p.extent, int) and p.extent % period == 0):
+                    out.ragged.append(f"{p.name}.0")
+        return out
+
+    def split(self, s: Scheduler) -> str:
+        """Splits off lanes; the loop over vectors."""
+        s.do(Split(self.last.name, self.lanes))
+        return f"{self.last.name}.0"
+
+    def unroll(self, s: Scheduler, first: list[str], vectors: str) -> None:
+        """Lanes around the cases, inside the loop over vectors."""
+        lanes, size = f"{self.last.name}.1", self.last.extent
+        s.do(Reorder((*first, *self.outer, vectors, lanes, *self.inner)))
+        whole = isinstance(size, int) and size % self.lanes == 0
+        for x in [*self.ragged, *([] if whole else [vectors])]:
+            s.attempt(Peel(x))
+        for x in self.inner:
+            s.attempt(Unroll(x))
+        s.attempt(Vectorize(lanes))
 
 
 def _vectors_of_a_thread(s: Scheduler, outer: list[str], ragged: str, vectors: str) -> int | None:
@@ -86,18 +131,41 @@ def _vectors_of_a_thread(s: Scheduler, outer: list[str], ragged: str, vectors: s
     return -(-many // threads) if many > 1 else None
 
 
-def case_axes(s: Scheduler, stage: str) -> dict[str, int]:
-    """Loops whose index, or its remainder, conditions compare with constants: with their period."""
+def block_axes(s: Scheduler, stage: str) -> dict[str, int]:
+    """Loops along a few blocks of equal length, of which each is another case: a case axis and the
+    next one, seen as one. With the length of the blocks."""
     names = {p.var: p for p in s.path(stage)}
     out: dict[str, int] = {}
     for v in walk(s.store(stage).value):
         if not (isinstance(v, Fn) and v.name == "eq" and isinstance(v.args[0], Index)):
+            continue
+        block = next(D.atoms(v.args[0].dim), None)
+        if not isinstance(block, D.Quo) or v.args[0].dim != D.floordiv(block.a, block.b):
+            continue
+        p = names.get(D.the_sym(block.a)) if D.is_sym(block.a) else None
+        if p is None or not isinstance(p.extent, int) or not isinstance(block.b, int):
+            continue
+        if p.extent % block.b == 0 and 1 < p.extent // block.b <= MOST:
+            out[p.name] = block.b
+    return out
+
+
+def case_axes(s: Scheduler, stage: str) -> dict[str, int]:
+    """Loops whose index, or its remainder, conditions compare with constants: with their period.
+    Of tensors that are joined element by element, the condition says where the first one ends."""
+    path = s.path(stage)
+    names = {p.var: p for p in path}
+    out: dict[str, int] = {}
+    for v in walk(s.store(stage).value):
+        if not (isinstance(v, Fn) and v.name in ("eq", "lt") and isinstance(v.args[0], Index)):
             continue
         at = v.args[0].dim
         if not isinstance(v.args[1], (Const, Index)):
             continue
         if D.is_sym(at) and D.the_sym(at) in names:
             p, period = names[D.the_sym(at)], names[D.the_sym(at)].extent
+            if v.name == "lt" and p is not path[-1]:
+                continue
         else:
             rest = next(D.atoms(at), None)
             if not isinstance(rest, D.Quo) or rest.op != "mod" or at != D.mod(rest.a, rest.b):

@@ -92,8 +92,9 @@ class _Inlined:
         once = len(self.reads[st.name]) <= 1 and not any(self.reused(u, st) for u in users)
         if once:
             return True
-        # Maps of one shape share loops, and so what they compute; sums have loops of their own.
-        again = self.has_sums and len(users) > 1
+        # Maps of one shape share loops, and so what they compute; sums have loops of their own, and
+        # so has what reads several elements of the same row.
+        again = (self.has_sums and len(users) > 1) or self.read_apart(st)
         return not self.expensive(value) and not (again and _is_long(value))
 
     def reused(self, user: Stage, st: Stage) -> bool:
@@ -102,6 +103,21 @@ class _Inlined:
         for a in (*user.axes, *user.raxes):
             total = total * extent(a)
         return not D.known_le(total, self.size[st.name])
+
+    def read_apart(self, st: Stage) -> bool:
+        """Does a stage read several of its elements, perhaps through views?"""
+        seen = {st.name}
+        readers: dict[str, Stage] = {}
+        waiting = [st.name]
+        while waiting:
+            for u in self.users[waiting.pop()]:
+                view = u.is_map and self.scope[u.name] == "local" and isinstance(u.value, Load)
+                if not view:
+                    readers[u.name] = u
+                elif u.name not in seen:
+                    seen.add(u.name)
+                    waiting.append(u.name)
+        return any(sum(x.source in seen for x in set(loads(u.value))) > 1 for u in readers.values())
 
     def expensive(self, v: Value) -> bool:
         for x in operands_first(v, lambda x: x.operands(), self.costs):

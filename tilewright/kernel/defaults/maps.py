@@ -15,6 +15,7 @@ from tilewright.kernel.defaults.scheduler import (
     vector_loop,
     work_per_point,
 )
+from tilewright.kernel.defaults.turned import schedule_turned
 from tilewright.kernel.group import Stage
 from tilewright.kernel.steps.compute_with import ComputeWith, share_all
 from tilewright.kernel.steps.fuse import Fuse
@@ -61,6 +62,8 @@ _OF_THEIR_OWN = (schedule_cases, schedule_interleaved, schedule_panels)
 def schedule_map(s: Scheduler, outs: list[Stage]) -> None:
     host = outs[0].name
     names = [x.name for x in outs]
+    if len(outs) == 1 and s.path(host) and schedule_turned(s, host):
+        return
     if all(len(s.path(n)) == len(s.path(host)) for n in names):
         collapse(s, names)
     _share_loops(s, host, names[1:])
@@ -112,6 +115,18 @@ def schedule_alone(s: Scheduler, host: str) -> None:
 BESIDE = 8
 
 
+FEW = 4  # iterations of an innermost loop that are written out
+
+
+def _write_out(s: Scheduler, st: Stage) -> None:
+    """The few writes of one point of an update that data place, each at its own place."""
+    path, store = s.path(st.name), s.store(st.name)
+    last = path[-1].extent
+    if len(path) > 1 and isinstance(last, int) and 1 < last <= FEW:
+        if any(v for i in store.index for v in D.data_values(i)):
+            s.attempt(Unroll(path[-1].name))
+
+
 def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     """Scans and scatters: one iteration per outer index where that is legal, naive loops inside."""
     for st in [*inner, *outs]:
@@ -122,6 +137,8 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
             for p in path[1:]:
                 size *= p.extent if isinstance(p.extent, int) else 64
             s.parallel(path[0].name, work_per_point(s, st.name) * size)
+        if scanned:
+            _write_out(s, st)
         init = s.loops(f"{st.name}.init.i0")
         if init:
             last = f"{st.name}.init.i{len(s.nest.buffer(st.name).shape) - 1}"

@@ -10,6 +10,7 @@ from tilewright.ir.dim import Int
 from tilewright.ir.expr import Load
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.cascades import cascade, cascades, fuse_reduced
+from tilewright.kernel.defaults.cases import cases_in_row
 from tilewright.kernel.defaults.maps import schedule_alone
 from tilewright.kernel.defaults.result_tiles import tile_results
 from tilewright.kernel.defaults.scheduler import (
@@ -71,7 +72,11 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         for st in reversed(inner):
             if st.name in sources(s.path(later)[0]):
                 s.attempt(ComputeAt(st.name, s.path(later)[0].name))
-        s.attempt(ComputeWith(earlier, s.path(later)[0].name))
+        # Without sums, outputs of one shape share all loops, and what they compute alike.
+        path = s.path(later)
+        deep = not any(st.is_reduce for st in inner) and len(s.path(earlier)) == len(path)
+        if not deep or not s.attempt(ComputeWith(earlier, path[-1].name)):
+            s.attempt(ComputeWith(earlier, path[0].name))
     at = s.path(host)[0].name
     for st in reversed(inner):
         s.attempt(ComputeAt(st.name, at))
@@ -241,7 +246,7 @@ def inner_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     given."""
     path = s.path(stage)
     own = s.own(stage)
-    if not own or own[-1] is path[0]:
+    if not own or own[-1] is path[0] or cases_in_row(s, stage):
         return
     names = _collapse_own(s, stage, own)
     loop = names[-1]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import extent
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.scheduler import Scheduler, vector_loop
 from tilewright.kernel.intrinsic import INTRINSICS
@@ -62,6 +64,7 @@ class Placed:
     tiles: tuple[str, str]  # the loops over tiles, the outer one first
     padded: bool
     blocks: str | None  # a stage of partial sums
+    parts: int = 0  # rows of a tile, if all rows pass by a part of the sum before the next part
 
 
 def place_tile(s: Scheduler, t: Tile) -> Placed:
@@ -112,7 +115,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     if t.height is not None and panels:
         rest, inside = [x for x in rest if x != t.height], [t.height]
     s.do(Reorder((*rest, tiles[0], *inside, tiles[1], f"{m}.1", f"{n}.1")))
-    s.do(ComputeAt(a, tiles[1]))
+    parts = rows if blocks is not None and panels and _by_parts(s, t, em, width) else 0
+    s.do(ComputeAt(a, tiles[0] if parts else tiles[1]))
     if padded and isinstance(en, int) and en < width:
         s.do(
             Pad(a, t.col, width)
@@ -122,9 +126,26 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
             s.do(ComputeAt(t.copy[0], rest[-1]))
         _copy_lanes(s, t.copy[0])
     if blocks is not None and around:
-        reorder(s, (*around, f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"))
-        s.do(ComputeAt(blocks, around[-1]))
-    return Placed(t, m, n, rest, tiles, padded, blocks)
+        own, inner = [f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"], around[-1]
+        reorder(s, (*around, *own))
+        if parts:
+            inner = f"{own[0]}.0"
+            s.do(Split(own[0], parts))
+        s.do(ComputeAt(blocks, inner))
+    return Placed(t, m, n, rest, tiles, padded, blocks, parts)
+
+
+def _by_parts(s: Scheduler, t: Tile, rows: Dim, width: int) -> bool:
+    """Is a panel larger than the first cache, so that each tile of rows would read it from the
+    second one? Then all rows pass by a part of it before the next part, if their sums fit the cache
+    too. Only where code does not prefetch: elsewhere panels arrive ahead."""
+    if s.target.prefetch or t.group or t.copy is not None or t.height is not None or not t.around:
+        return False
+    if not isinstance(rows, int) or rows <= t.rows:
+        return False
+    st, size = s.group.stage(t.acc), s.nest.buffer(t.acc).dtype.bytes
+    deep = prod(D.bounds(extent(x))[1] for x in st.raxes)
+    return deep * width * size > s.target.l1 and rows * width * size <= s.target.l1 // 2
 
 
 # Bytes of one row's adjacent panels: in the cycles that a sum takes, memory brings less.
@@ -153,6 +174,13 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
     inmost = p.blocks or a
     own = [f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"]
     stems = [own, [f"{a}.init.{t.axes[t.row]}", f"{a}.init.{t.axes[t.col]}"]]
+    if p.parts:
+        for stem in stems:
+            row = stem[0]
+            if stem is not own:
+                s.do(Split(row, p.parts))
+            s.attempt(Peel(f"{row}.0"))
+            stem[0] = f"{row}.1"
     if p.blocks is not None:
         own = [f"{p.blocks}.{t.axes[t.row]}", f"{p.blocks}.{t.axes[t.col]}"]
         stems += [own, [f"{p.blocks}.init.i{axis_of(s, p.blocks, x)}" for x in own]]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from tilewright.base.cache import append_lines
 from tilewright.base.errors import Invalid
 
 FORM = 1  # of the lines
@@ -69,17 +69,7 @@ def load_samples(path: Path) -> tuple[list[Sample], list[str]]:
 
 
 def append_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """On disk when this returns. A line that was left half-written is ended first."""
-    data = "".join(s.line() + "\n" for s in samples).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab+") as file:
-        end = file.seek(0, os.SEEK_END)
-        if end:
-            file.seek(end - 1)
-            data = data if file.read(1) == b"\n" else b"\n" + data
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    append_lines(path, (s.line() for s in samples))
 
 
 def measured(samples: Iterable[Sample]) -> Iterator[Sample]:

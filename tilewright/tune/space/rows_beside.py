@@ -83,7 +83,7 @@ def _points(s: Scheduler, stage: str) -> int:
 
 def _has(s: Scheduler, stage: str, p: Loop) -> bool:
     data, _ = s.axes(stage)
-    return p.extent != 1 and any(q.axis.name == p.axis.name for q in data)
+    return any(q.axis.name == p.axis.name and q.extent == p.extent != 1 for q in data)
 
 
 def _in_parts(s: Scheduler, stage: str) -> tuple[str, str]:

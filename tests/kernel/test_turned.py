@@ -1,0 +1,47 @@
+"""Maps that read an operand across: a tile of it is turned first."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.fuzz import Judge
+from tilewright.kernel.nest import start
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import apply
+from tilewright.kernel.steps.cache_read import CacheRead
+from tilewright.kernel.text import parse_group
+from tilewright.targets import default, get
+
+
+def transposed(rows: int, columns: int, dtype: str = "f32") -> str:
+    return f"""
+group transposed
+  in a: {dtype}[{columns},{rows}]
+  out y: {dtype}[{rows},{columns}]
+  y[y.i,y.j] = a[y.j,y.i] for y.i in {rows}, y.j in {columns}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "few", "many"),
+    [
+        (1024, 1024, "f32", True, True),  # lines of one set of the cache
+        (70, 100, "f32", False, True),  # the cache has all of it: shuffles of few lanes cost more
+        (6, 4096, "f32", False, False),  # less than the tiles need
+        (1024, 1024, "f64", False, False),
+    ],
+)
+def test_turned_by_default_where_reading_across_costs_more(
+    rows: int, columns: int, dtype: str, few: bool, many: bool
+) -> None:
+    group = parse_group(transposed(rows, columns, dtype))
+    for target, turned in (("arm64", few), ("x86-64-v4", many)):
+        trace, _ = default_schedule(group, get(target))
+        assert any(isinstance(s, CacheRead) for s in trace) == turned
+
+
+def test_turned_tiles_that_do_not_fit_are_right() -> None:
+    group = parse_group(transposed(67, 4096 + 3))
+    trace, _ = default_schedule(group, default())
+    assert any(isinstance(s, CacheRead) for s in trace)
+    Judge(group, [{}]).native(apply(start(group), trace))
