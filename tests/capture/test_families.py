@@ -407,6 +407,18 @@ def test_fourier(n: int) -> None:
     check(program, numbers(3, n), tolerance=1e-5)
 
 
+def test_short_time_fourier() -> None:
+    """Frames are added up by one operator, not one after the other."""
+
+    def program(x: torch.Tensor) -> Any:
+        z = torch.stft(x, 8, 2, window=torch.ones(8), return_complex=True)
+        return torch.istft(z, 8, 2, window=torch.ones(8))
+
+    using = check(program, numbers(2, 30), tolerance=1e-5)
+    (unit,) = using.units
+    assert sum(n.op.name == "overlap_add" for n in unit.captured.segments[0].graph.nodes()) == 2
+
+
 SPECIAL = (
     "bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1"
     " modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1"
@@ -470,3 +482,32 @@ def test_small_matrices() -> None:
 def test_a_singular_matrix_raises_as_in_eager() -> None:
     with pytest.raises(RuntimeError, match="singular"):
         captured(torch.linalg.inv, torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_an_embedding(mode: str) -> None:
+    """Natively, also empty ones; an index out of range is eager's error."""
+    weight, at = numbers(10, 4), torch.tensor([1, 2, 4, 5, 4, 3, 2, 9])
+
+    def program(at: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        return F.embedding_bag(at, weight, starts, mode=mode, padding_idx=2)
+
+    starts = torch.tensor([0, 4, 4, 7, 8])
+    check(program, at, starts)
+    for wrong in ((at + 5, starts), (at, starts + 1)):
+        with pytest.raises(RuntimeError, match=r"Expected i < index_size|offsets\[0\] has to be 0"):
+            captured(program, *wrong)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
+def test_segments(reduce: str) -> None:
+    x, lengths = numbers(7, 3), torch.tensor([2, 0, 4, 1])
+
+    def program(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        ends = torch.tensor([1, 3, 3, 6])  # the first row and the last are of no segment
+        whole = torch.segment_reduce(x, reduce, lengths=lengths)
+        return whole, torch.segment_reduce(x, reduce, offsets=ends, initial=2.0)
+
+    check(program, x, lengths)
+    with pytest.raises(RuntimeError, match=r"to sum to data\.size"):
+        captured(program, x, lengths + 1)

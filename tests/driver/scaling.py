@@ -32,6 +32,8 @@ from torch import Tensor
 
 import tilewright as tw
 import tilewright.language as tl
+from tilewright.base import knobs
+from tilewright.driver.torch import backend
 from tilewright.driver.torch.backend import Session
 
 Run = Callable[[], Any]
@@ -53,15 +55,18 @@ class Family:
 FAMILIES: dict[str, Family] = {}
 
 
+def torch_calls(function: Callable[..., Any], args: Sequence[Tensor]) -> tuple[Run, Run]:
+    torch._dynamo.reset()
+    return (lambda: tw.compile(function)(*args)), (lambda: function(*args))
+
+
 def _torch(first: int, *large: int) -> Callable[[Any], Any]:
     """A family of torch programs: `make(n)` gives a function and its arguments."""
 
     def register(make: Callable[[int], tuple[Callable[..., Any], Sequence[Tensor]]]) -> Any:
         def both(n: int) -> tuple[Run, Run]:
             torch.manual_seed(n)
-            function, args = make(n)
-            torch._dynamo.reset()
-            return (lambda: tw.compile(function)(*args)), (lambda: function(*args))
+            return torch_calls(*make(n))
 
         FAMILIES[make.__name__] = Family(make.__name__, both, first, large)
         return make
@@ -461,19 +466,26 @@ class Measured:
 
 
 def measure(family: Family, n: int) -> Measured:
-    """Compile without a cache and run, in seconds of the processor."""
+    """Compile without a cache and run, in seconds of the processor, all of it in this process."""
     own: list[float] = []
-    unit = Session.unit
 
-    def timed(*args: Any) -> Any:
-        began = time.process_time()
-        try:
-            return unit(*args)
-        finally:
-            own.append(time.process_time() - began)
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            began = time.process_time()
+            try:
+                return function(*args)
+            finally:
+                own.append(time.process_time() - began)
 
-    without_cache = patch.dict(os.environ, TILEWRIGHT_CACHE="0")
-    with torch.no_grad(), without_cache, patch.object(Session, "unit", timed):
+        return call
+
+    here = {knobs.cache.name: "0", knobs.compile_processes.name: "0"}
+    with (
+        torch.no_grad(),
+        patch.dict(os.environ, here),
+        patch.object(Session, "_unit", timed(Session._unit)),
+        patch.object(backend, "rolled", timed(backend.rolled)),
+    ):
         run, right = family.make(n)
         expected = right()
         gc.collect()

@@ -342,8 +342,8 @@ def test_programs_run_alone() -> None:
 
 
 def test_items_belong_to_their_program() -> None:
-    ordered = build.sort(x, 1)
-    values, indices = item(ordered, 0), item(ordered, 1)
+    largest = build.cummax(x, 1)
+    values, indices = item(largest, 0), item(largest, 1)
     f = fused(build.neg(values), indices)
     assert kinds(f) == ["program", "map"]
     assert set(f.clusters[0].outputs) == {values, indices}
@@ -479,3 +479,12 @@ def test_rows_stay_in_the_cache_of_the_machine() -> None:
     small = replace(TARGET, l2=64 * 1024)
     assert len(fuse(g, TARGET, Log()).clusters) == 1
     assert len(fuse(g, small, Log()).clusters) > 1
+
+
+def test_what_is_gathered_is_stored_for_overlapping_frames() -> None:
+    """Elements found through an index, one by one, are read by several frames."""
+    mirrored = build.index(arg("x", 4, 40), [build.abs(build.iota(64, -24))], [1])
+    frames = build.as_strided(mirrored, (4, 13, 16), (64, 4, 1), 0)
+    f = fused(build.mul(frames, arg("w", 16)))
+    assert kinds(f) == ["map", "map"] and criteria(f, "index", "mul") == {"misaligned access"}
+    assert kinds(fused(build.mul(mirrored, arg("w", 64)))) == ["map"]

@@ -1,7 +1,9 @@
-"""Reshapes move past elementwise work, so that the epilogue of a contraction has its shape.
+"""Reshapes move past elementwise work, so that the epilogue of a contraction has its shape, and
+transpositions that are taken back behind it are not made.
 
 Frontends flatten the batch for a matrix product and restore it right after:
-`gelu(reshape(x @ w))` becomes `reshape(gelu(x @ w))`, which is one kernel and an alias.
+`gelu(reshape(x @ w))` becomes `reshape(gelu(x @ w))`, which is one kernel and an alias. Users
+transpose for an operator that wants it so, such as a spectrum's frames, and back for the next one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tilewright.ir.operator import is_composed
 from tilewright.ir.passes import Pass
 from tilewright.ir.types import TupleType
 from tilewright.ops.reductions import Reduction
-from tilewright.ops.views import reshape
+from tilewright.ops.views import Permute, reshape
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,50 @@ class SinkReshapes(Pass):
             return graph
         log.add("pass", "reshapes moved past the epilogues of contractions", detail=True)
         return Graph(graph.name, graph.inputs, tuple(new[o] for o in graph.outputs), places)
+
+
+@dataclass(frozen=True)
+class UndoPermutes(Pass):
+    """`permute(f(permute(x), …))` -> `f(x, …)` where the second one takes the first one back."""
+
+    def apply(self, program: Graph, log: Log) -> Graph:
+        graph = program
+        new: dict[Node, Node] = {}
+        # Elementwise work on permuted operands: the permutation, and the same work without it.
+        before: dict[Node, tuple[tuple[int, ...], Node]] = {}
+        places = dict(graph.places)
+        changed = False
+        for n in graph.nodes():
+            ins = tuple([new[x] for x in n.inputs])
+            fresh = n if ins == n.inputs else node(n.op, *ins)
+            if isinstance(fresh.op, Permute):
+                known, q = before.get(ins[0]), fresh.op.perm
+                if known is not None and all(known[0][k] == i for i, k in enumerate(q)):
+                    fresh, changed = known[1], True
+                else:
+                    before[fresh] = q, ins[0]
+            elif fresh.op.elementwise and (found := _without(fresh, before)) is not None:
+                before[fresh] = found
+                if n in graph.places:
+                    places[found[1]] = places.get(found[1], frozenset()) | graph.places[n]
+            new[n] = fresh
+            if fresh is not n and n in graph.places:
+                places[fresh] = places.get(fresh, frozenset()) | graph.places[n]
+        if not changed:
+            return graph
+        log.add("pass", "transpositions that are taken back left out", detail=True)
+        return Graph(graph.name, graph.inputs, tuple(new[o] for o in graph.outputs), places)
+
+
+def _without(
+    n: Node, before: dict[Node, tuple[tuple[int, ...], Node]]
+) -> tuple[tuple[int, ...], Node] | None:
+    """Elementwise work whose operands are all permuted alike, or numbers, without that."""
+    perms = {before[x][0] for x in n.inputs if x in before and _same(x.shape, n.shape)}
+    known = all(x.rank == 0 or (x in before and _same(x.shape, n.shape)) for x in n.inputs)
+    if len(perms) != 1 or not known:
+        return None
+    return perms.pop(), node(n.op, *(before[x][1] if x in before else x for x in n.inputs))
 
 
 def _reduced(n: Node, epilogue: set[Node]) -> Node | None:

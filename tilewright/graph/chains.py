@@ -10,18 +10,17 @@ between them is much larger than a cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from tilewright.graph.classify import OTHER, UNIT, Facts, contraction, guess, nbytes, same_prefix
+from tilewright.graph.classify import OTHER, UNIT, contraction, guess, nbytes, same_prefix
 from tilewright.graph.cluster import Why
-from tilewright.graph.regions import Read, Region, Regions
+from tilewright.graph.joining import Joining
+from tilewright.graph.regions import Read, Region
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
-from tilewright.ir.target import Target
 from tilewright.ops.views import Pad, Permute
 
 # Scores of this many rows are a thread's scratch; see kernel/defaults/chains.py.
@@ -37,15 +36,8 @@ FEW_PIECES = 4
 
 
 @dataclass
-class Chains:
+class Chains(Joining):
     """Finds chains among regions, and gives the reason where there is none."""
-
-    regions: Regions
-    facts: Mapping[Node, Facts]
-    readers: Mapping[Node, list[tuple[Node, Read]]]
-    results: Set[Node]
-    too_large: Callable[[Region, Region], Why | None]
-    target: Target
 
     def link(self) -> dict[tuple[Node, Node], Why]:
         """Makes regions of chains; the reasons why rows were not made where they are read."""

@@ -8,27 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.graph.specialise import node_symbols
+from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Input, Node, input, node, topological
 from tilewright.ir.types import TensorType
 
 
 @dataclass(frozen=True)
-class Trim:
-    """`result`, an input of the graph, is the beginning of `source` along an axis."""
-
-    result: Node
-    source: Node
-    axis: int
-
-
-@dataclass(frozen=True)
 class Cut:
-    """A size that is a symbol in shapes, and whose number is the value of `count`; and the tensors
-    that have it."""
+    """A size that is a symbol in shapes, and whose number is the value of `count`; `most` is how
+    large it may be. `size` is what shapes have: the symbol, or the number where it was known."""
 
     symbol: str
     count: Node
-    trims: tuple[Trim, ...]
+    size: Dim
+    most: Dim | None  # None: nothing says it
 
 
 @dataclass(frozen=True)
@@ -45,16 +38,15 @@ def divide(graph: Graph, cuts: Sequence[Cut]) -> tuple[Part, ...]:
     """The parts of a graph in the order in which they run; what weights alone decide is computed in
     each that reads it. Every part gives what later ones read, the outputs and the counts that are
     known then; a part that would give nothing is left out."""
-    wanted = [*graph.outputs, *(x for c in cuts for x in (c.count, *(t.source for t in c.trims)))]
+    wanted = [*graph.outputs, *(c.count for c in cuts)]
     level = _levels(graph.outputs, cuts)
     free = _free(level)
     later: set[Node] = set(wanted)
     for n, own in level.items():
         later |= {x for x in n.inputs if level[x] < own and x not in free}
-    trimmed = {t.result for c in cuts for t in c.trims}
     parts = []
     for depth in range(max(level.values(), default=0) + 1):
-        gives = [n for n, own in level.items() if own == depth and n in later - trimmed]
+        gives = [n for n, own in level.items() if own == depth and n in later]
         if depth:  # inputs are there already, unless an output is one
             gives = [n for n in gives if not isinstance(n.op, Input)]
         else:
@@ -77,9 +69,7 @@ def _levels(outputs: Sequence[Node], cuts: Sequence[Cut]) -> dict[Node, int]:
         return max(level[r] for r in roots)
 
     for c in cuts:
-        deepest = reach((c.count, *(t.source for t in c.trims)))
-        after[c.symbol] = deepest + 1
-        level.update({t.result: deepest + 1 for t in c.trims})
+        after[c.symbol] = reach((c.count,)) + 1
     if outputs:
         reach(outputs)
     return level

@@ -19,9 +19,10 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from tilewright.base.events import Log
-from tilewright.graph.align import SinkReshapes
+from tilewright.graph.align import SinkReshapes, UndoPermutes
 from tilewright.graph.chains import Chains
 from tilewright.graph.classify import (
+    OTHER,
     Facts,
     contraction,
     facts,
@@ -46,6 +47,7 @@ from tilewright.graph.regions import (
     trace,
 )
 from tilewright.graph.row_blocks import RowBlocks
+from tilewright.graph.row_maps import RowMaps
 from tilewright.graph.siblings import Siblings, sums_first
 from tilewright.graph.totals import Totals, is_total, totals_last
 from tilewright.ir import dim as D
@@ -58,6 +60,8 @@ from tilewright.ops.views import Pad
 
 # Products of a sum, at most, for which conditions are evaluated again rather than a result stored.
 FEW = 64
+# Readers of an element that is found through an index, from which on it is stored for them.
+GATHERED = 2
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Fuse:
     cheap: int = 4  # scalar operations that are computed again rather than stored and loaded
 
     def __call__(self, graph: Graph, target: Target, log: Log) -> Fused:
-        graph = SinkReshapes().apply(graph, log)
+        graph = UndoPermutes().apply(SinkReshapes().apply(graph, log), log)
         stored: set[Node] = set()
         again: set[Node] = set()
         while True:
@@ -129,13 +133,14 @@ class _Fuser:
         Totals(self.regions, self.facts, self.readers, self.too_large, self.target).join()
         self.absorb()
         found = (self.regions, self.facts, self.readers, self.results)
+        joining = (*found, self.too_large, self.target, self.limits.cheap)
+        RowMaps(*joining).join()
         ProductChains(*found, self.target).link()
-        chains = Chains(*found, self.too_large, self.target)
-        self.unchained = chains.link()
-        blocks = RowBlocks(*found, self.too_large, self.target, self.limits.cheap)
+        self.unchained = Chains(*joining).link()
+        blocks = RowBlocks(*joining)
         blocks.join()
         self.again = blocks.again
-        Prologues(*found, self.too_large, self.target, self.limits.cheap).join()
+        Prologues(*joining).join()
 
     # ---- forward: every node joins a producer's region or starts one
 
@@ -412,9 +417,16 @@ class _Fuser:
         times = points / max(size, 1)
         if times > 1.01 and cost > self.limits.cheap:
             return "too large", f"{cost} operations per element, computed {times:.3g} times"
+        if times >= GATHERED and any(map(self.gathers, c.nodes)):
+            return "misaligned access", f"its elements would be gathered {times:.3g} times"
         if apart and (cost > 2 * self.limits.cheap or times > 1.01):
             return "misaligned access", "its elements would be gathered one by one"
         return None
+
+    def gathers(self, n: Node) -> bool:
+        """Does it find neighbours one by one, through an index that is computed?"""
+        found = self.facts[n].accesses
+        return any(not a.affine and a.axes and a.axes[-1] == OTHER for a in found)
 
     def absorbable_anchor(self, c: Region, e: Region, edges: list[tuple[Node, Read]]) -> Why | None:
         """The same for a region with a reduction, whose only reader is a region of maps."""

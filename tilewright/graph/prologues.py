@@ -8,15 +8,14 @@ multiplies (a gate) is computed along with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilewright.graph.classify import Facts, contraction, same_index
-from tilewright.graph.cluster import Why
-from tilewright.graph.regions import Read, Region, Regions, is_scalar_constant
+from tilewright.graph.classify import contraction, same_index
+from tilewright.graph.joining import Joining
+from tilewright.graph.regions import Read, Region, is_scalar_constant
 from tilewright.ir import dim as D
 from tilewright.ir.node import Node
-from tilewright.ir.target import Target
 
 # Elements of the row that a lane has in registers, at most, and bytes of a vector.
 SHARE = 64
@@ -33,16 +32,8 @@ class _Product:
 
 
 @dataclass
-class Prologues:
+class Prologues(Joining):
     """Joins regions that make a row with the region of the product that reads it."""
-
-    regions: Regions
-    facts: Mapping[Node, Facts]
-    readers: Mapping[Node, list[tuple[Node, Read]]]
-    results: Set[Node]
-    too_large: Callable[[Region, Region], Why | None]
-    target: Target
-    cheap: int
 
     def join(self) -> None:
         if self.target.grid is None:

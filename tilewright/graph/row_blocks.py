@@ -8,17 +8,16 @@ them a kernel each is mostly waiting; a block for every row does all of it, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from tilewright.graph.classify import Facts, contraction, nbytes, same_prefix
-from tilewright.graph.cluster import Why
-from tilewright.graph.regions import Read, Region, Regions
+from tilewright.graph.classify import contraction, nbytes, same_prefix
+from tilewright.graph.joining import Joining
+from tilewright.graph.regions import Read, Region
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
-from tilewright.ir.target import Target
 
 # Bytes of all that one block reads, at most: a few microseconds of one multiprocessor.
 MOST_BYTES = 512 * 1024
@@ -44,16 +43,9 @@ def _count(shape: tuple[Dim, ...]) -> int:
 
 
 @dataclass
-class RowBlocks:
+class RowBlocks(Joining):
     """Joins regions that share rows, where rows are few."""
 
-    regions: Regions
-    facts: Mapping[Node, Facts]
-    readers: Mapping[Node, list[tuple[Node, Read]]]
-    results: Set[Node]
-    too_large: Callable[[Region, Region], Why | None]
-    target: Target
-    cheap: int
     # What others read too, and blocks need not wait for where they make it themselves.
     again: set[Node] = field(default_factory=set)
 

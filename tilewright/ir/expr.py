@@ -17,7 +17,7 @@ from tilewright.ir.parts import (
     tuple_of,
     walk,
 )
-from tilewright.ir.tensor import Tensor, compute, placeholder, scan, update
+from tilewright.ir.tensor import Tensor, compute, placeholder, revise, scan, update
 from tilewright.ir.values import (
     Const,
     Fn,
@@ -64,6 +64,7 @@ __all__ = [
     "placeholder",
     "reduce",
     "replaced",
+    "revise",
     "rewrite",
     "scan",
     "select",

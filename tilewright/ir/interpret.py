@@ -7,7 +7,7 @@ anywhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combiner, identity
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value, extent
+from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value, extent, loads
 from tilewright.ir.node import Constant, Graph, Input, Item, Node, topological
 from tilewright.ir.operator import definition, is_composed, stages
 from tilewright.ir.scalar import applied
@@ -32,7 +32,7 @@ _Masked = tuple[Value, int]
 # A reduction grid larger than this is walked one slice of its outermost axis at a time.
 GRID_LIMIT = 1 << 22
 
-_COMBINE: dict[str, np.ufunc] = {
+COMBINE: dict[str, np.ufunc] = {
     "add": np.add,
     "mul": np.multiply,
     "max": np.maximum,
@@ -174,6 +174,8 @@ def tensor(
     out = np.array(mem[t.base])
     if 0 in domain:
         return out
+    if any(x.source is t for x in loads(t.body)):
+        return _revised(t, out, domain, lambda grid: by({**mem, t: out}, sizes, grid))
     ev = by({**mem, t: out}, sizes, _grid(t, domain))
     v = np.broadcast_to(ev(t.body), domain).reshape(-1)
     at = tuple(np.broadcast_to(ev.dim(w), domain).reshape(-1) for w in t.where)
@@ -187,6 +189,24 @@ def tensor(
         for k in range(v.size):
             p = tuple(w[k] for w in at)
             out[p] = ev.joined(t.combine, out[p], v[k], t.dtype)
+    return out
+
+
+def _revised(
+    t: Tensor,
+    out: np.ndarray,
+    domain: tuple[int, ...],
+    evaluator: Callable[[dict[str, Any]], Evaluator],
+) -> np.ndarray:
+    """An update that reads itself: point after point, of all rows at once (expr.revise)."""
+    assert t.body is not None and t.where is not None
+    rows, *rest = domain
+    for point in np.ndindex(*rest):
+        grid: dict[str, Any] = {t.axes[0].name: np.arange(rows)}
+        grid |= {a.name: np.full(1, k) for a, k in zip(t.axes[1:], point, strict=True)}
+        ev = evaluator(grid)
+        at = tuple(np.broadcast_to(ev.dim(w), (rows,)) for w in t.where)
+        out[at] = np.broadcast_to(ev(t.body), (rows,))
     return out
 
 
@@ -389,7 +409,7 @@ def _fold(combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:
     if n == 0:
         return x
     axes = tuple(range(x.ndim - n, x.ndim))
-    ufunc = (_COMBINE_BOOL if dtype.is_bool else _COMBINE)[combine]
+    ufunc = (_COMBINE_BOOL if dtype.is_bool else COMBINE)[combine]
     with np.errstate(all="ignore"):
         return ufunc.reduce(x, axis=axes, dtype=dtype.numpy if combine in ("add", "mul") else None)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import is_
 from typing import Any, ClassVar
 
@@ -158,8 +158,15 @@ def node(op: Op, *inputs: Node) -> Node:
     key = (type(op), op, inputs)
     found = _interned.get(key)
     if found is None:
-        found = _interned.add(key, Node(op, inputs, op.infer(*(n.type for n in inputs))))
+        types = tuple([n.type for n in inputs])
+        found = _interned.add(key, Node(op, inputs, _inferred(op, types)))
     return found
+
+
+@lru_cache(4096)
+def _inferred(op: Op, types: tuple[Type, ...]) -> Type:
+    """The type of an operator's result: layers that are alike ask for the same ones."""
+    return op.infer(*types)
 
 
 def input(label: str, type: TensorType, role: str = "arg") -> Node:

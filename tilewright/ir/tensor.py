@@ -20,7 +20,8 @@ class Tensor:
     scan         like compute, but the body may read the tensor itself at an earlier index along
                  `ordered` axes
     update       starts as `base`, then for every point of `axes`, in order:
-                 self[where] combine= body (combine None: assignment, the last one wins)
+                 self[where] combine= body (combine None: assignment, the last one wins); the body
+                 may read the tensor itself, as the points before have left it (`revise`)
     """
 
     __slots__ = (
@@ -141,4 +142,27 @@ def update(
     t.axes, t.base, t.combine = axes, base, combine
     t.where = tuple(w.as_dim() if isinstance(w, Value) else w for w in where(*idx))
     t.body = cast(value(body(*idx), base.dtype), base.dtype)
+    return t
+
+
+def revise(
+    base: Tensor,
+    domain: Sequence[Dim],
+    where: Callable[..., Sequence[Dim | Value]],
+    body: Callable[..., Scalarish],
+    name: str = "u",
+) -> Tensor:
+    """base, then in order of the domain: self[where(*d)] = body(self, *d). The body reads what the
+    points before have left. Points of different first indices write and read different ones."""
+    idx, axes = _axes(domain)
+    t = Tensor(name, base.shape, base.dtype)
+    t.axes, t.base = axes, base
+    t.where = tuple(w.as_dim() if isinstance(w, Value) else w for w in where(*idx))
+    t.body = cast(value(body(t, *idx), base.dtype), base.dtype)
+    first = D.as_int(axes[0])
+    rows = [x.index[0] for x in loads(t.body) if x.source is t]
+    if any(r != first for r in (t.where[0], *rows)):
+        raise Invalid(
+            f"{name}: a point of an update reads or writes another row than its first index"
+        )
     return t

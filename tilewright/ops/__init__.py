@@ -36,6 +36,7 @@ BUILDERS = _builders(import_all(__name__))
 globals().update(BUILDERS)
 # Builders that have the name of their module, which type checkers would take them for.
 attention: Any
+fourier: Any
 softmax: Any
 wide_matmul: Any
 

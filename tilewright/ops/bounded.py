@@ -25,6 +25,8 @@ from tilewright.ops.reductions import all, amin, any, sum
 from tilewright.ops.sorting import sort
 from tilewright.ops.views import expand, flip, reshape, roll, slice, stack
 
+COLUMNS = 16  # of a matrix whose rows are sorted by one column after the other
+
 
 @operator
 class Nonzero(Op):
@@ -79,20 +81,27 @@ def nonzero(x: Node, bound: Dim | None = None) -> Node:
     return node(Nonzero(x.ttype.size if bound is None else bound), x)
 
 
-def _equal(a: Node, b: Node) -> Node:
-    """Of the same value; NaN equals itself."""
+def _equal(a: Node, b: Node, nan: bool = True) -> Node:
+    """Of the same value; NaN equals itself, or nothing."""
     same = ew.eq(a, b)
-    if not a.dtype.is_float:
+    if not nan or not a.dtype.is_float:
         return same
     return ew.logical_or(same, ew.logical_and(ew.isnan(a), ew.isnan(b)))
 
 
 def _row_order(x: Node) -> Node:
-    """Where the rows of a matrix come from when they are sorted, column after column: each has as
-    many before it as there are smaller ones, and equal ones that come first."""
+    """Where the rows of a matrix come from when they are sorted, column after column."""
     n, m = x.shape
-    if m == 1 and isinstance(n, int):
-        return item(sort(reshape(x, (n,)), 0), 1)
+    if isinstance(m, int) and m <= COLUMNS:
+        order: Node | None = None
+        for k in reversed(range(m)):  # the last column first: sorts keep what is equal in order
+            column = reshape(slice(x, 1, k, k + 1), (n,))
+            column = column if order is None else take(column, order, 0, "within")
+            then = item(sort(column, 0), 1)
+            order = then if order is None else take(order, then, 0, "within")
+        assert order is not None
+        return order
+    # Each row has as many before it as there are smaller ones, and equal ones that come first.
     mine, other = reshape(x, (n, 1, m)), reshape(x, (1, n, m))
     column = reshape(iota(m), (1, 1, m))
     apart = ew.where(_equal(mine, other), number(m, i64), column)
@@ -111,10 +120,11 @@ def _row_order(x: Node) -> Node:
 @operator
 class Unique(Op):
     """Different rows of a matrix: the place of the first of each, how many there are of each, which
-    of them each row is, and their number. They are sorted, or in the order in which they come.
-    Places and counts after the last one are 0."""
+    of them each row is, and their number. They are sorted, or in the order in which they come. NaN
+    equals itself where `nan` says so. Places and counts after the last one are 0."""
 
     ordered: bool
+    nan: bool = True
 
     def infer(self, x: TensorType) -> TupleType:
         require(x.rank == 2, f"unique: {x!r} is not a matrix")
@@ -130,7 +140,7 @@ class Unique(Op):
             return none, counts, none, some
         order = _row_order(x)
         rows = take(x, order, 0, "within")
-        same = all(_equal(rows, roll(rows, [1], [0])), (1,), False)
+        same = all(_equal(rows, roll(rows, [1], [0]), self.nan), (1,), False)
         fresh = ew.logical_or(ew.eq(iota(n), number(0, i64)), ew.logical_not(same))
         group = ew.sub(cumsum(ew.cast(fresh, i64), 0), number(1, i64))
         count = sum(ew.cast(fresh, i64), (0,), False)
@@ -146,7 +156,10 @@ class Unique(Op):
 
     def reference(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
         first, counts, which = (np.zeros(len(x), np.int64) for _ in range(3))
-        keys = [tuple((bool(v != v), 0.0 if v != v else float(v)) for v in row) for row in x]
+        keys = [
+            tuple((bool(v != v), (0.0 if self.nan else k) if v != v else float(v)) for v in row)
+            for k, row in enumerate(x)
+        ]
         known = sorted(set(keys)) if self.ordered else list(dict.fromkeys(keys))
         for k, key in reversed(list(enumerate(keys))):
             g = known.index(key)
@@ -157,10 +170,11 @@ class Unique(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for ordered in (True, False):
-            yield S.case(cls(ordered), S.integers(20, 1, lo=0, hi=6))
+            yield S.case(cls(ordered), S.integers(20, 1, lo=0, hi=6, dtype=i32))
             yield S.case(cls(ordered), S.integers(18, 3, lo=0, hi=2, dtype=i32))
             yield S.case(cls(ordered), S.extremes(30, 1))
             yield S.case(cls(ordered), S.extremes(9, 2, dtype=f64), dtype=f64)
+            yield S.case(cls(ordered, False), S.extremes(30, 1))
             yield S.case(cls(ordered), S.booleans(5, 2))
             yield S.case(cls(ordered), S.normal(1, 1))
             yield S.case(cls(ordered), S.normal(0, 3))
@@ -173,9 +187,9 @@ def _first(which: Node) -> Node:
     return scatter(full(which.shape, 0, i64), last, places, 0, None, "within")
 
 
-def unique(x: Node, ordered: bool = True) -> Node:
+def unique(x: Node, ordered: bool = True, nan: bool = True) -> Node:
     """(first places, counts, which, number) of the different rows of a matrix."""
-    return node(Unique(ordered), x)
+    return node(Unique(ordered, nan), x)
 
 
 @operator

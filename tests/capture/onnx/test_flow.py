@@ -84,6 +84,30 @@ FLOWS: dict[str, tuple[str, list[dict[str, np.ndarray]], list[str]]] = {
         [arrays(x=X, w=np.eye(3, dtype=np.float32)[::-1].copy())],
         ["scan"],
     ),
+    "rounds that are stacked until data end them": (
+        """g (float[3] x, float limit) => (float[3] y, float[n,3] all, int64[n] numbers, float t) {
+            s = ReduceSum<keepdims=0>(x)  c = Less(s, limit)  most = Constant<value_int=9>()
+            y, all, numbers = Loop(most, c, x) <body = b
+                (int64 k, bool c, float[3] v) => (bool more, float[3] w, float[3] o, int64 i) {
+                    w = Mul(v, x)  o = Identity(v)  i = Identity(k)
+                    a = ReduceSum<keepdims=0>(w)  more = Less(a, limit)
+                }>
+            e = Exp(all)  t = ReduceSum<keepdims=0>(e)
+        }""",
+        [arrays(x=np.abs(X[0]), limit=np.float32(z)) for z in (40.0, 1e9, 0.0, 5.0, 300.0)],
+        ["scan"],  # the loop that counts is a part by itself
+    ),
+    "as many stacked rounds as data say": (
+        """g (float[3] x) => (float[n,3] y) {
+            s = ReduceMax<keepdims=0>(x)  most = Cast<to=7>(s)  yes = Constant<value = bool {1}>()
+            v, y = Loop(most, yes, x) <body = b
+                (int64 k, bool c, float[3] v) => (bool c, float[3] w, float[3] o) {
+                    w = Mul(v, x)  o = Identity(w)
+                }>
+        }""",
+        [arrays(x=X[1]), arrays(x=X[0])],
+        ["scan"],
+    ),
     "a scan within a scan, from the end, along other axes": (
         """g (float[2,3] x, float[2] s) => (float[2] last, float[2,3] y) {
             last, y = Scan<num_scan_inputs=1, scan_input_axes=[1], scan_input_directions=[1],
@@ -173,14 +197,6 @@ REFUSED = {
         y = If(c) <
             then_branch = t () => (float[3] a) { a = Exp(x) },
             else_branch = e () => (float[6] b) { b = Concat<axis=0>(x, x) }>
-    }""",
-    "the number of its rounds, and with it a size": """g (float[3] x) => (float[n,3] y) {
-        yes = Constant<value = bool {1}>()  n = Constant<value_int=9>()
-        v, y = Loop(n, yes, x) <body = b
-            (int64 k, bool c, float[3] v) => (bool more, float[3] w, float[3] o) {
-                w = Mul(v, x)  o = Identity(w)  t = ReduceSum<keepdims=0>(w)
-                zero = Constant<value_float=0.0>()  more = Less(t, zero)
-            }>
     }""",
     "a round makes .* of": """g (float[3] x, float z) => (float[n] y) {
         zero = Constant<value_float=0.0>()  c = Greater(z, zero)

@@ -134,10 +134,10 @@ def test_altered_bytes_are_an_error_in_words() -> None:
     """
     whole = text(body, head="float[1, 1, 3] x, float[3] one")
     ends = {"ok": 0, "refused": 0}
-    for seed in range(2000):
+    for seed in range(800):
         try:
             translate(read(changed(whole, seed)))
             ends["ok"] += 1
         except TilewrightError:
             ends["refused"] += 1
-    assert min(ends.values()) > 50
+    assert min(ends.values()) > 20

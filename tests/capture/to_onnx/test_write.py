@@ -31,11 +31,11 @@ NEVER = set(
     """
     any_zero arranged as_strided_scatter avg_pool_backward bernoulli bit_cast
     conv_weight_valid conv_backward_weight cummax cummin digamma dropout erfc erfinv
-    index_check lgamma
-    logcumsumexp max_pool_backward nextafter patches rand randint randn relayout sar shl shr
-    softmax_matmul softmax_parts softmax_parts_log told window_argmax
+    index_check lgamma pad_words
+    logcumsumexp max_pool_backward nextafter patches radix_pass rand randint randn relayout
+    sar shl shr softmax_matmul softmax_parts softmax_parts_log sort_words told window_argmax
     window_count window_max window_route window_spread window_sum winograd_input winograd_output
-    winograd_weight worst zero_insert adaptive_avg_pool_backward
+    winograd_weight word_ranks worst zero_insert adaptive_avg_pool_backward
     """.split()
 )
 SINCE = {"cumprod": 26}

@@ -110,13 +110,15 @@ def test_boxes_that_overlap() -> None:
         assert "most" not in {name for made in s.specialised for name in made}
 
 
-def test_values_that_decide_a_shape_are_refused_by_name() -> None:
+def test_values_of_such_a_result_that_decide_a_shape() -> None:
     m = model(
         "(int64[N] x) => (float[A, B] y)",
         "w = NonZero(x)\n v = Squeeze(w)\n y = ConstantOfShape(v)",
     )
-    with pytest.raises(Unsupported, match="whose number only data decides"):
-        session(m)(np.array([0, 3, 0, 4]))
+    s = session(m)
+    for places in ([0, 3, 0, 4], [0, 3, 2, 0]):
+        same(s, m, x=np.array(places))
+    assert "x" in s.specialised[-1]
 
 
 def test_sizes_inside_of_loops_and_branches() -> None:

@@ -48,6 +48,7 @@ def test_habits_of_a_session(tmp_path: Path) -> None:
     np.testing.assert_array_equal(only, z)
     np.testing.assert_array_equal(s(x, b)[1], z)
     np.testing.assert_array_equal(s(x, b=b)[1], z)
+    assert "nothing broke" in str(tw.explain(s)) and tw.explain(s).kernels
 
 
 @pytest.mark.parametrize("more", ["", "ceil_mode = 1", "pads = [1, 0, 1, 1]", "dilations = [2, 1]"])

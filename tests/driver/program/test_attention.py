@@ -73,7 +73,19 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("shape", "causal"), crossed(SHAPES, [False, True], 2))
+# Resembling a later test: of scales and masks, of work that is skipped, of axes in blocks.
+ALIKE = ("square", "blocks", "no-batch", "one-batch-axis")
+MORE = [
+    pytest.param(shape, causal, marks=pytest.mark.slow)
+    for shape in ALIKE
+    for causal in (False, True)
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "causal"),
+    [*crossed([x for x in SHAPES if x not in ALIKE], [False, True], 2), *MORE],
+)
 def test_shapes(shape: str, causal: bool) -> None:
     q, keys = SHAPES[shape]
     args = heads(*q, keys=keys)
@@ -233,8 +245,9 @@ def test_what_is_not_one_kernel_says_why() -> None:
     assert "chain(" not in compiled(lambda q, k, v: attention(q, k, v), one, k, v)[1]
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
-def test_gradients_stay_right(dtype: torch.dtype, most: float) -> None:
+@pytest.mark.parametrize("dtype", drawn([torch.float32, torch.float64], quick=1))
+def test_gradients_stay_right(dtype: torch.dtype) -> None:
+    most = 1e-4 if dtype == torch.float32 else 1e-12
     args = [x.requires_grad_() for x in heads(2, 3, 32, 16, dtype=dtype)]
     fast = tw.compile(lambda q, k, v: attention(q, k, v, is_causal=True))
     wide = [x.detach().double().requires_grad_() for x in args]
@@ -336,7 +349,7 @@ def test_blocks_of_sliding_windows(small_blocks: None, window: int) -> None:
     assert in_blocks(text) and "Trim(" in text
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("is_causal", drawn([True, False], quick=1))
 def test_blocks_of_shared_heads(small_blocks: None, is_causal: bool) -> None:
     args = heads(2, 8, 148, 16, keys=(2, 2, 200, 16))
     _, text = compiled(

@@ -46,6 +46,9 @@ class Walk(Protocol):
     facts: Known
     checks: Checks
     cuts: list[Cut]
+    inside: int  # bodies of loops and branches around what is translated
+
+    def counted_size(self, where: str, count: Node) -> Dim: ...
 
     def body(
         self, body: onnx.GraphProto, given: Mapping[str, Value], scope: Scope
@@ -102,7 +105,11 @@ class _Flow:
             raise self.refuse(f"its body takes {len(body.input)} values, it is given {len(given)}")
         before, cuts = dict(self.walk.checks.found), len(self.walk.cuts)
         named = {v.name: x for v, x in zip(body.input, given, strict=True)}
-        out = self.walk.body(body, named, self.scope)
+        self.walk.inside += 1
+        try:
+            out = self.walk.body(body, named, self.scope)
+        finally:
+            self.walk.inside -= 1
         if len(self.walk.cuts) > cuts:
             del self.walk.cuts[cuts:]
             raise self.refuse("a result inside of it has a size that only data decides")
@@ -164,7 +171,9 @@ class _Flow:
         stacked = len(body.output) - 1 - carried
         facts = self.walk.facts
         count: Dim | None = None
-        if isinstance(trip, Node) and (stacked or facts.constant(trip)):
+        # Inside of a body no size may depend on data: the number of rounds has to be known.
+        wanted = stacked and self.walk.inside
+        if isinstance(trip, Node) and (wanted or facts.constant(trip)):
             count = _dim(facts.array(trip).reshape(-1)[0])
         more: Node | bool = True
         if isinstance(condition, Node):
@@ -215,10 +224,20 @@ class _Flow:
             steps = ops.iota(count, 0, 1, i64)
             made = self.scanned(tensors, seen, [steps], [k], outputs, checks, count, captured=flag)
             return _wrapped(made, values)
-        if len(outputs) > len(seen):
-            raise self.refuse("the number of its rounds, and with it a size, depends on data")
         last = ops.reshape(ops.cast(trip, i64), ()) if isinstance(trip, Node) else None
-        made = self.repeated(tensors, seen, (k, flag, going), outputs, checks, last, more)
+        flow = (k, flag, going)
+        if len(outputs) == len(seen):
+            _, made = self.repeated(tensors, seen, flow, outputs, checks, last, more)
+            return _wrapped(made, values)
+        # How many rounds there are decides how large the stacked results are: where a condition
+        # says that, a first loop counts them, and a second one, of as many, stacks.
+        if endless and last is not None and more is True:
+            turns = ops.maximum(last, ops.number(0, i64))
+        else:
+            turns, _ = self.repeated(tensors, seen, flow, outputs[: len(seen)], {}, last, more)
+        length = self.walk.counted_size(self.name, turns)
+        steps = ops.iota(length, 0, 1, i64)
+        made = self.scanned(tensors, seen, [steps], [k], outputs, checks, length, captured=flag)
         return _wrapped(made, values)
 
     def want_same(
@@ -271,9 +290,9 @@ class _Flow:
         checks: Mapping[Node, Check],
         last: Node | None,
         more: Node | bool,
-    ) -> list[Node]:
-        """The results of a loop with a condition: the number of the round and whether to go on are
-        carried too."""
+    ) -> tuple[Node, list[Node]]:
+        """The number of rounds of a loop with a condition, and its results: the number and whether
+        to go on are carried too."""
         k, flag, going = flow
         told = [self.fresh(TensorType(i64, ())) for _ in checks]
         kept = [_first_told(a, v) for a, v in zip(told, checks, strict=True)]
@@ -288,10 +307,10 @@ class _Flow:
         zeros = [ops.full((), 0, i64) for _ in told]
         begin = [ops.full((), 0, i64), start, *first, *zeros]
         n = ops.while_loop(condition.graph(captured), body.graph(captured), begin, captured)
-        results = outputs_of(n)[2:]
+        rounds, _, *results = outputs_of(n)
         count = len(seen)
         self.walk.checks.found.update(zip(results[count:], checks.values(), strict=True))
-        return list(results[:count])
+        return rounds, results[:count]
 
     def written_out(self, first: Sequence[Value], count: int) -> list[Value]:
         """A round after the other. Whether there is another one has to be known."""

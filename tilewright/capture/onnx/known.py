@@ -92,10 +92,7 @@ class Known:
             if n in self._given:
                 return self._given[n]
             if n not in self._names:
-                raise Unsupported(
-                    "a shape or a setting changes from round to round of a loop, or depends on "
-                    "values whose number only data decides"
-                )
+                raise Unsupported("a shape or a setting changes from round to round of a loop")
             raise NeedsValue(self._names[n])
         args = [self._values[x] for x in n.inputs]
         if isinstance(n.op, Iota) and isinstance(n.op.start, Int):

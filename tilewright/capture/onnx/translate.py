@@ -37,7 +37,7 @@ from tilewright.capture.onnx.flow import NAMES, Scope, translated_flow
 from tilewright.capture.onnx.functions import body_of, defaults, schema_of, value_of
 from tilewright.capture.onnx.known import Known, NeedsSizes, NeedsValue
 from tilewright.capture.onnx.model import OWN_DOMAINS, Model, label, opsets
-from tilewright.graph.divide import Cut, Part, Trim, divide
+from tilewright.graph.divide import Cut, Part, divide
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, constant, input
@@ -71,14 +71,15 @@ class Watched:
 
 @dataclass(frozen=True)
 class Translated:
-    """A graph whose first inputs are the weights, then the model's inputs, then results that are
-    trimmed to a size that data decides (`cuts`), and the parts that run one after the other.
-    `symbols` are the names of sizes in graphs. `specialised` are the inputs whose values it was
-    made for, `sizes` the symbolic dims that were given as numbers. Where the sizes of `cuts` have
-    to be numbers to go on, there are no outputs yet (`whole` is false)."""
+    """A graph whose first inputs are the weights, then the model's inputs; sizes that data decides
+    (`cuts`), and the parts that run one after the other. `symbols` are the names of sizes in
+    graphs. `specialised` are the inputs whose values it was made for, `sizes` the symbolic dims
+    that were given as numbers. Where the sizes of `cuts` have to be numbers to go on, there are no
+    outputs yet (`whole` is false)."""
 
     graph: Graph
     weights: Mapping[Node, Callable[[], np.ndarray]]
+    checks: Mapping[Node, Check]
     parts: tuple[Watched, ...]
     cuts: tuple[Cut, ...]
     inputs: Mapping[str, Tree]
@@ -88,32 +89,26 @@ class Translated:
     sizes: Mapping[str, int]
     whole: bool
 
-    def undivided(self) -> tuple[Graph, tuple[Check, ...]]:
+    def watched(self) -> Graph:
         """All of it as one graph, whose last outputs are those of the checks, where there are."""
-        if self.cuts or len(self.parts) > 1:
-            raise Unsupported("a result has a size that only data decides")
-        leaves = [leaf.node for tree in self.outputs.values() for leaf in leaves_of(tree)]
-        if not self.parts:
-            return self.graph, ()
-        (only,) = self.parts
-        made = dict(zip(only.part.gives, only.part.graph.outputs))
-        watched = only.part.graph.outputs[len(only.part.gives) :]
-        outputs = (*(made[n] for n in leaves), *watched)
-        return Graph(self.graph.name, self.graph.inputs, outputs), only.checks
+        leaves = self.graph.outputs[: len(self.graph.outputs) - len(self.checks)]
+        return self.graph.with_outputs([*leaves, *_flagged(list(self.checks))])
 
 
 def translate(
     model: Model,
     values: Mapping[str, Any] | None = None,
     sizes: Mapping[str, int] | None = None,
+    least: int = 1,
 ) -> Translated:
     """The graph of a model. `values` are inputs that may be used as constants; sequences and
     optionals among the inputs are taken as they are there. `sizes` are numbers for symbolic dims.
+    Sizes that data decides are `least` or more.
     """
     try:
-        return _Walk(model, values or {}, sizes or {}).run()
+        return _Walk(model, values or {}, sizes or {}, least).run()
     except _Newer:
-        return _Walk(model.converted(), values or {}, sizes or {}).run()
+        return _Walk(model.converted(), values or {}, sizes or {}, least).run()
 
 
 class _Newer(Exception):
@@ -121,8 +116,10 @@ class _Newer(Exception):
 
 
 class _Walk:
-    def __init__(self, model: Model, values: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-        self.model, self.values, self.sizes = model, values, sizes
+    def __init__(
+        self, model: Model, values: Mapping[str, Any], sizes: Mapping[str, int], least: int
+    ) -> None:
+        self.model, self.values, self.sizes, self.least = model, values, sizes, least
         self.weights: dict[Node, Callable[[], np.ndarray]] = {}
         self.inputs: list[Node] = []
         self.given: dict[Node, np.ndarray] = {}
@@ -131,6 +128,7 @@ class _Walk:
         self.checks = Checks()
         self.symbols = symbols_of(model)
         self.cuts: list[Cut] = []
+        self.inside = 0
         self.counted: list[str] = []  # the names of their sizes
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
 
@@ -155,12 +153,12 @@ class _Walk:
             whole = False  # what there is so far computes the sizes
         used = {self.names[n] for n in self.facts.used}
         checks = self.checks.found
-        trimmed = [t.result for c in self.cuts for t in c.trims]
         leaves = [leaf.node for tree in outputs.values() for leaf in leaves_of(tree)]
-        graph = Graph("onnx", (*self.weights, *self.inputs, *trimmed), (*leaves, *checks))
+        graph = Graph("onnx", (*self.weights, *self.inputs), (*leaves, *checks))
         return Translated(
             graph,
             self.weights,
+            checks,
             tuple(_watched(p, checks) for p in divide(graph, self.cuts)),
             tuple(self.cuts),
             trees,
@@ -178,17 +176,21 @@ class _Walk:
     ) -> tuple[Node, ...]:
         """The beginnings of some tensors along an axis, of a length that is the value of `count`:
         what reads them is a program of its own, whose sizes are known when it is called."""
+        symbol, size = self._new_size(where)
+        self.cuts.append(Cut(symbol, count, size, sources[0].shape[axis]))
+        return tuple(ops.slice(x, axis, 0, size) for x in sources)
+
+    def counted_size(self, where: str, count: Node) -> Dim:
+        """The value of `count` as a size."""
+        symbol, size = self._new_size(where)
+        self.cuts.append(Cut(symbol, count, size, None))
+        return size
+
+    def _new_size(self, where: str) -> tuple[str, Dim]:
         name, symbol = f"{where}: size {len(self.counted)}", f"n{len(self.counted)}"
-        size: Dim = self.sizes[name] if name in self.sizes else D.sym(symbol, 1)
         self.counted.append(name)
         self.symbols[name] = symbol
-        trims = []
-        for x in sources:
-            shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
-            result = input(f"{symbol}_{len(trims)}", TensorType(x.dtype, shape))
-            trims.append(Trim(result, x, axis))
-        self.cuts.append(Cut(symbol, count, tuple(trims)))
-        return tuple(t.result for t in trims)
+        return symbol, self.sizes[name] if name in self.sizes else D.sym(symbol, self.least)
 
     # ---- inputs and constants
 
@@ -436,12 +438,15 @@ def _watched(part: Part, checks: Mapping[Node, Check]) -> Watched:
     pairs = list(zip(part.gives, part.graph.outputs))
     results = [(n, o) for n, o in pairs if n not in checks]
     found = [(n, o) for n, o in pairs if n in checks]
-    outputs = [o for _, o in results]
-    if found:
-        failed = [ops.cast(ops.ne(o, ops.number(0, i64)), i64) for _, o in found]
-        outputs += [reduce(ops.maximum, failed), *(o for _, o in found)]
+    outputs = [o for _, o in results] + _flagged([o for _, o in found])
     kept = Part(part.graph.with_outputs(outputs), part.reads, tuple(n for n, _ in results))
     return Watched(kept, tuple(checks[n] for n, _ in found))
+
+
+def _flagged(checks: list[Node]) -> list[Node]:
+    """One that is not 0 where any check failed, then all of them; nothing where there are none."""
+    failed = [ops.cast(ops.ne(x, ops.number(0, i64)), i64) for x in checks]
+    return [reduce(ops.maximum, failed), *checks] if checks else []
 
 
 class _Text(list[Value]):

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tilewright import ops
 from tilewright.capture.torch.context import Context, axes_of, cast
 from tilewright.capture.torch.registry import Rule, Untranslated, aten, rule_for
 from tilewright.capture.torch.values import Complex, joined, parted
 from tilewright.ir.node import Node
-from tilewright.ir.types import DType, f64
+from tilewright.ir.types import DType
 
 # They move elements: what they do to the one part they do to the other.
 _MOVES = """
@@ -255,29 +257,10 @@ def copy(c: Context, x: Any, src: Any, non_blocking: bool = False) -> Complex:
     return Complex(ops.expand(a.re, c.out().shape), ops.expand(a.im, c.out().shape))
 
 
-# ---- Fourier transforms, as products with the matrix of roots of unity
+# ---- Fourier transforms
 
-# The matrix has the square of this many elements; beyond, torch's transform is the better one.
-LONGEST = 512
-
-
-def _roots(rows: int, columns: int, n: int, dtype: DType) -> tuple[Node, Node]:
-    """cos and sin of 2π j k / n. The product is reduced first: its angle stays exact."""
-    from_rows = ops.reshape(ops.iota(rows), (rows, 1))
-    step = ops.mod(ops.mul(from_rows, ops.iota(columns)), ops.full((), n, from_rows.dtype))
-    wide = ops.cast(step, f64)
-    turn = ops.mul(wide, ops.full((), 2 * math.pi / n, f64))
-    return ops.cast(ops.cos(turn), dtype), ops.cast(ops.sin(turn), dtype)
-
-
-def _along(x: Node, axis: int, matrix: Node) -> Node:
-    """x times the matrix, over one axis."""
-    last = x.rank - 1
-    moved = x if axis == last else ops.transpose(x, axis, last)
-    rows = ops.reshape(moved, (-1, moved.shape[-1])) if moved.rank != 2 else moved
-    out = ops.matmul(rows, matrix)
-    out = ops.reshape(out, (*moved.shape[:-1], matrix.shape[1]))
-    return out if axis == last else ops.transpose(out, axis, last)
+# Tables of a longer transform are larger than what a program should contain.
+LONGEST = 1 << 17
 
 
 def _length(n: Any) -> int:
@@ -289,33 +272,27 @@ def _length(n: Any) -> int:
 
 
 def _transform(x: Complex, axis: int, forward: bool) -> Complex:
-    n = _length(x.shape[axis])
-    cos, sin = _roots(n, n, n, x.dtype)
-    a, b = _along(x.re, axis, cos), _along(x.im, axis, sin)
-    u, v = _along(x.im, axis, cos), _along(x.re, axis, sin)
-    if forward:
-        return Complex(ops.add(a, b), ops.sub(u, v))
-    return Complex(ops.sub(a, b), ops.add(u, v))
+    return Complex(*ops.fourier(x.re, x.im, axis, _length(x.shape[axis]), forward))
 
 
-def _normalised(x: Any, sizes: list[int], how: int) -> Any:
+def _factor(sizes: list[int], how: int) -> float:
     """how: 0 nothing, 1 by the root of the number of elements, 2 by the number."""
     n = math.prod(sizes)
-    if how == 0 or n == 1:
+    return (1.0, 1 / math.sqrt(n), 1 / n)[how]
+
+
+def _normalised(x: Complex, sizes: list[int], how: int) -> Complex:
+    k = _factor(sizes, how)
+    if k == 1:
         return x
-    k = 1 / n if how == 2 else 1 / math.sqrt(n)
-
-    def scaled(v: Node) -> Node:
-        return ops.mul(v, ops.full((), k, v.dtype))
-
-    return Complex(scaled(x.re), scaled(x.im)) if isinstance(x, Complex) else scaled(x)
+    return Complex(*(ops.mul(v, ops.full((), k, v.dtype)) for v in (x.re, x.im)))
 
 
 @aten("_fft_c2c.default", numbers="complex")
 def fft_c2c(c: Context, x: Complex, dim: Any, normalization: int, forward: bool) -> Complex:
     axes = [d % x.rank for d in dim]
     sizes = [_length(x.shape[a]) for a in axes]
-    for a in axes:
+    for a in reversed(axes):
         x = _transform(x, a, forward)
     return _normalised(x, sizes, normalization)
 
@@ -324,10 +301,10 @@ def fft_c2c(c: Context, x: Complex, dim: Any, normalization: int, forward: bool)
 def fft_r2c(c: Context, x: Node, dim: Any, normalization: int, onesided: bool) -> Complex:
     axes = [d % x.rank for d in dim]
     sizes = [_length(x.shape[a]) for a in axes]
-    last, n = axes[-1], sizes[-1]
-    cos, sin = _roots(n, n // 2 + 1 if onesided else n, n, x.dtype)
-    out = Complex(_along(x, last, cos), ops.neg(_along(x, last, sin)))
-    for a in axes[:-1]:
+    n = sizes[-1]
+    keep = n // 2 + 1 if onesided else n
+    out = Complex(*ops.fourier(x, None, axes[-1], n, keep=keep))
+    for a in axes[-2::-1]:
         out = _transform(out, a, True)
     return _normalised(out, sizes, normalization)
 
@@ -340,13 +317,10 @@ def fft_c2r(c: Context, x: Complex, dim: Any, normalization: int, last_dim_size:
     for a in axes[:-1]:
         x = _transform(x, a, False)
     last, half = axes[-1], n // 2 + 1
-    cos, sin = _roots(half, n, n, x.dtype)
     # Every frequency but the first, and the middle one of an even length, stands for two.
-    place = ops.reshape(ops.iota(half), (half, 1))
-    alone = ops.eq(place, ops.full((), 0, place.dtype))
-    if n % 2 == 0:
-        alone = ops.logical_or(alone, ops.eq(place, ops.full((), n // 2, place.dtype)))
-    weight = ops.where(alone, ops.full((), 1, x.dtype), ops.full((), 2, x.dtype))
-    re, im = (ops.slice(v, last, 0, half, 1) for v in (x.re, x.im))
-    out = ops.sub(_along(re, last, ops.mul(cos, weight)), _along(im, last, ops.mul(sin, weight)))
-    return _normalised(out, sizes, normalization)
+    weights = np.full(half, 2 * _factor(sizes, normalization))
+    weights[[0, half - 1] if n % 2 == 0 else [0]] /= 2
+    shape = [half if a == last else 1 for a in range(x.rank)]
+    weight = ops.reshape(c.literal(weights, x.dtype), shape)
+    re, im = (ops.mul(ops.slice(v, last, 0, half, 1), weight) for v in (x.re, x.im))
+    return ops.fourier(re, im, last, n, False, real=True)[0]

@@ -464,8 +464,8 @@ def convert_element_type(c: Context, x: Operand, dtype: Any) -> Node:
 
 
 @aten("_to_copy.default", "to.dtype")
-def to_copy(c: Context, x: Node, *_: Any, **options: Any) -> Node:
-    return cast(x, c.out().dtype)
+def to_copy(c: Context, x: Operand, *_: Any, **options: Any) -> Node:
+    return c.node(x, c.out().dtype)
 
 
 @aten(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright import ops
+from tilewright.capture.torch.aten_bounded import mask_places
 from tilewright.capture.torch.aten_elementwise import count_below
 from tilewright.capture.torch.checks import (
     ADVANCED,
@@ -72,10 +73,9 @@ def embedding(c: Context, weight: Node, indices: Node, *_: Any, **__: Any) -> No
 def _advanced(
     c: Context, x: Node, indices: Sequence[Node | None]
 ) -> tuple[list[Node], list[int], str]:
-    """The given index tensors, the axes they index and what is known of all of them. A boolean mask
-    has no static shape."""
+    """The given index tensors, the axes they index and what is known of all of them."""
     used = [(i, k) for k, i in enumerate(indices) if i is not None]
-    if any(i.dtype.is_bool or i.dtype.name == "u8" for i, _ in used):
+    if any(_is_mask(i) for i, _ in used):
         raise Untranslated("a mask selects a number of elements that depends on the data")
     # Eager counts the axes that are indexed, not those of the tensor.
     known = {c.checks.indices(i, x, k, ADVANCED, position) for position, (i, k) in enumerate(used)}
@@ -83,8 +83,17 @@ def _advanced(
     return [i for i, _ in used], [k for _, k in used], least
 
 
+def _is_mask(i: Node) -> bool:
+    return i.dtype.is_bool or i.dtype.name == "u8"
+
+
 @aten("index.Tensor", "_unsafe_index.Tensor")
 def index(c: Context, x: Node, indices: Sequence[Node | None]) -> Node:
+    masks = [(i, k) for k, i in enumerate(indices) if i is not None and _is_mask(i)]
+    if len(masks) == 1 and all(i is None or _is_mask(i) for i in indices):
+        ((mask, k),) = masks
+        axes = range(k, k + mask.rank)
+        return ops.index(x, mask_places(c, mask, c.val.shape[k]), axes, "within")
     nodes, axes, known = _advanced(c, x, indices)
     return ops.index(x, nodes, axes, known) if nodes else x
 
@@ -110,17 +119,26 @@ def index_put(
 
 
 def _masked_put(c: Context, x: Node, mask: Node, axis: int, values: Node, accumulate: bool) -> Node:
-    """A mask with one value per selected position has a static form where the values do not vary
-    along it.
-    """
+    """Where the mask is true, a value that is the same for all, or the next one of them."""
     after = x.shape[axis + mask.rank :]
     lead = values.rank - len(after)
     if lead > 0 and not all(isinstance(d, int) and d == 1 for d in values.shape[:lead]):
-        raise Untranslated("a mask selects a number of elements that depends on the data")
+        return _next_values(x, mask, axis, values, accumulate)
     if lead > 0:
         values = ops.reshape(values, values.shape[lead:])
     m = ops.reshape(mask, (*mask.shape, *(1,) * len(after)))
     return ops.where(m, ops.add(x, values) if accumulate else values, x)
+
+
+def _next_values(x: Node, mask: Node, axis: int, values: Node, accumulate: bool) -> Node:
+    before, after = x.shape[:axis], x.shape[axis + mask.rank :]
+    count = values.shape[values.rank - len(after) - 1]
+    values = ops.expand(values, (*before, count, *after))
+    there = ops.cast(ops.reshape(mask, (mask.ttype.size,)), i64)
+    rank = ops.sub(ops.cumsum(there, 0), ops.number(1, i64))
+    picked = ops.take(values, ops.reshape(rank, mask.shape), axis)
+    m = ops.reshape(mask, (*mask.shape, *(1,) * len(after)))
+    return ops.where(m, ops.add(x, picked) if accumulate else picked, x)
 
 
 def _scatter(

@@ -296,3 +296,15 @@ def view_dtype(c: Context, x: Node, dtype: torch.dtype) -> Node:
     if c.out().dtype is x.dtype:
         return x
     raise Untranslated("it reads memory as another dtype")
+
+
+@aten("unfold_backward.default")
+def unfold_backward(
+    c: Context, grad: Node, input_sizes: Any, dim: int, size: int, step: int
+) -> Node:
+    shape = c.out().shape
+    if not shape or step > size:
+        raise Untranslated("frames that do not touch, or of a number, have no native form")
+    axis = axis_of(dim, len(shape))
+    frames = (*shape[:axis], grad.shape[axis], *shape[axis + 1 :], size)
+    return ops.overlap_add(ops.expand(grad, frames), axis, shape[axis], step)

@@ -87,6 +87,7 @@ class HostCall:
     place: Place | None
     why: str
     check: bool = False  # looks at a native result and raises; computes nothing
+    trim: bool = False  # reads a size that native code computed; computes nothing either
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ class Context:
         self.subgraph: Callable[..., tuple[Graph, dict[Node, Check]]] = _no_subgraph
         # Have torch raise its own error at the call where a factorisation's `info` is not 0.
         self.check_errors: Callable[[Node, str, bool], None] = _no_check
+        # The beginnings of tensors along an axis, of a length that is the value of a node and that
+        # torch calls by a symbol: (length, tensors, axis, torch's size).
+        self.bounded: Callable[[Node, Sequence[Node], int, Any], tuple[Node, ...]] = _no_bounds
         self.seed_used = False
         self._drawn = 0
         # Where random numbers come from instead of this call's seed: (seed, number of the stream).
@@ -225,6 +228,10 @@ def axes_of(axes: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
 
 def _no_check(*_: Any) -> None:
     raise Untranslated("a result cannot be checked here")
+
+
+def _no_bounds(*_: Any) -> tuple[Node, ...]:
+    raise Untranslated("the size of a result depends on data")
 
 
 def _no_subgraph(*_: Any) -> tuple[Graph, dict[Node, Check]]:

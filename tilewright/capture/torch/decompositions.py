@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 
+from tilewright.capture.torch.recurrent import as_scans
+
 # Decomposed by torch's core table, but defined as a whole in ops/: not decomposed here, so that
 # graphs stay small and rewrites and schedules see the operator the user wrote. Attention first: the
 # core table makes bmm, softmax and masks of it.
@@ -22,7 +24,7 @@ WHOLE = """
     adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d
     logaddexp logaddexp2 isfinite bernoulli
     xlogy special_xlogy special_entr logit mse_loss binary_cross_entropy addcdiv addr index_add
-    index_fill select_scatter
+    index_fill select_scatter unfold_backward
 """.split()
 
 # Not in the core table; torch has a decomposition and ops/ has no such operator.
@@ -42,7 +44,8 @@ EXTRA = """
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The table for AOTAutograd: torch's core one, without what ops/ has whole, with a few more."""
+    """The table for AOTAutograd: torch's core one, without recurrent layers and what ops/ has
+    whole, with a few more."""
     table = dict(core_aten_decompositions())
     for name in WHOLE:
         for overload in _overloads(name):
@@ -51,6 +54,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         for overload in _overloads(name):
             if overload in decomposition_table:
                 table.setdefault(overload, decomposition_table[overload])
+    for op in as_scans():  # what they are depends on when they are looked at
+        table.pop(op, None)
     table[torch.ops.aten.native_batch_norm_backward.default] = _by_own_statistics
     return table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,8 +23,16 @@ from tilewright.capture.torch.registry import target_name
 from tilewright.capture.torch.segments import PendingHost, PendingNumber
 from tilewright.capture.torch.values import Complex, Opaque
 from tilewright.ir.dim import Int
-from tilewright.ir.node import Node, Place
+from tilewright.ir.node import Node, Place, input
 from tilewright.ir.slots import SymbolicInt, View
+from tilewright.ir.types import TensorType
+
+
+def trimmed(axis: int, count: torch.Tensor, *found: torch.Tensor) -> tuple[Any, ...]:
+    """A number that native code computed, and the beginnings of that length."""
+    n = int(count)
+    return n, *(x.narrow(axis, 0, n).clone(memory_format=torch.contiguous_format) for x in found)
+
 
 CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default
 
@@ -133,6 +142,44 @@ class HostCalls:
         shape = self.context.shapes.dims(v.shape)
         paired = v.dtype in FROM_COMPLEX
         return read_slot(slot, real_dtype(v.dtype), shape, contiguous(shape), paired)
+
+    # ---- sizes that data decides
+
+    def bounded(
+        self, count: Node, sources: Sequence[Node], axis: int, size: Any
+    ) -> tuple[Node, ...]:
+        """The beginnings of some tensors along an axis, of a length that is the value of `count`
+        and that torch calls `size`. The call between two segments reads the number only."""
+        shapes, label = self.context.shapes, f"host{len(self.pending)}"
+        if not isinstance(size, torch.SymInt):
+            return tuple(ops.slice(x, axis, 0, int(size)) for x in sources)
+        binds = frozenset(str(s) for s in shapes.unbound(size.node.expr))
+        shapes.bind(binds)
+        length = shapes.dim(size)
+        returned: list[Returned] = [SymbolicInt(length)]
+        results = []
+        for k, x in enumerate(sources):
+            shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
+            returned.append(Filled(f"{label}.{k}", shape))
+            results.append(input(f"{label}.{k}", TensorType(x.dtype, shape)))
+        call = HostCall(
+            function=trimmed,
+            operator=target_name(self.context.fx.target),
+            args=(axis, count, *sources),
+            kwargs={},
+            returned=tuple(returned),
+            place=place_of(self.context.fx),
+            why="a size depends on data",
+            trim=True,
+        )
+        self.pending.append(PendingHost(call, label, (count, *sources), binds, False))
+        return tuple(results)
+
+    def undo(self, count: int) -> None:
+        """Back to so many host calls: what follows them is not translated after all."""
+        for p in self.pending[count:]:
+            self.context.shapes.forget(p.binds)
+        del self.pending[count:]
 
     # ---- checks
 

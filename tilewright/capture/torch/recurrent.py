@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -145,20 +146,48 @@ _CELLS: dict[OpOverload, Cell | None] = {
 }
 
 
+def as_scans() -> dict[OpOverload, Callable[..., Any]]:
+    """Each layer's operator as scans, for tables of decompositions."""
+    return {op: partial(_written_as_scans, cell, _theirs(op)) for op, cell in _CELLS.items()}
+
+
+def _theirs(op: OpOverload) -> Callable[..., Any]:
+    return _before.get(op, op.py_kernels)[_KEYS[0]]
+
+
+_lock = Lock()
+_inside = 0  # captures under way, of all threads
+_before: dict[OpOverload, dict[Any, Any]] = {}
+_allowed = dynamo_config.patch(allow_rnn=True)
+
+
 @contextmanager
 def recurrent_layers() -> Iterator[None]:
-    """Dynamo goes into recurrent layers, and what it captures has scans for them."""
-    before = {op: dict(op.py_kernels) for op in _CELLS}
-    for op, cell in _CELLS.items():
-        for key in _KEYS:
-            theirs = before[op][key]
-            op.py_kernels[key] = partial(_written_as_scans, cell, theirs)
-        op._dispatch_cache.clear()
+    """Dynamo goes into recurrent layers, and what is captured has scans for them. The first capture
+    that is under way puts them there, and the last one takes them away: another thread's that ends
+    earlier does not."""
+    global _inside
+    with _lock:
+        _inside += 1
+        if _inside == 1:
+            _allowed.__enter__()
+            for op, cell in _CELLS.items():
+                kernels = _before[op] = dict(op.py_kernels)
+                new = {key: partial(_written_as_scans, cell, kernels[key]) for key in _KEYS}
+                _replace(op, kernels | new)
     try:
-        with dynamo_config.patch(allow_rnn=True):
-            yield
+        yield
     finally:
-        for op, kernels in before.items():
-            op.py_kernels.clear()
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _allowed.__exit__(None, None, None)
+                for op, kernels in _before.items():
+                    _replace(op, kernels)
+                _before.clear()
+
+
+def _replace(op: OpOverload, kernels: dict[Any, Any]) -> None:
+    op.py_kernels.clear()
+    op.py_kernels.update(kernels)
+    op._dispatch_cache.clear()

@@ -12,6 +12,8 @@ from tilewright.base.discover import import_all
 Rule = Callable[..., Any]
 F = TypeVar("F", bound=Rule)
 
+# Names that do not begin with aten.
+_OTHERS = ("operator.", "math.", "prims.", "higher_order::", "torchvision.")
 _RULES: dict[str, Rule] = {}
 _COMPLEX: dict[str, Rule] = {}
 
@@ -25,7 +27,7 @@ def aten(*names: str, numbers: str = "real") -> Callable[[F], F]:
 
     def register(rule: F) -> F:
         for name in names:
-            own = name.startswith(("operator.", "math.", "prims.", "higher_order::"))
+            own = name.startswith(_OTHERS)
             key = name if own else f"aten.{name}"
             table = _COMPLEX if numbers == "complex" else _RULES
             if key in table:

@@ -51,7 +51,7 @@ class Shapes:
             return out
         name = self.opaque.setdefault(e, f"e{len(self.opaque)}")
         bounds = env.bound_sympy(e) if env is not None else None
-        lo, hi = _limits(bounds)
+        lo, hi = limits(bounds)
         return D.sym(name, lo, hi)
 
     def unbound(self, e: sympy.Expr) -> set[sympy.Symbol]:
@@ -68,6 +68,10 @@ class Shapes:
         """These symbols get their values from a host call."""
         self._known.update(names)
 
+    def forget(self, names: Iterable[str]) -> None:
+        """These symbols have no source after all."""
+        self._known.difference_update(names)
+
     def define(self, s: sympy.Symbol, value: Dim) -> None:
         """The symbol is this dim: torch gave the size of a result a name, and ours is computed."""
         self._symbols[s] = value
@@ -82,7 +86,7 @@ class Shapes:
             bounds = self.ranges.get(s)
             if bounds is None:
                 bounds = env.var_to_range.get(s) if env is not None else None
-            lo, hi = _limits(bounds)
+            lo, hi = limits(bounds)
             self._symbols[s] = lo if hi is not None and lo == hi else D.sym(str(s), lo, hi)
             example = getattr(env, "backed_var_to_val", {}).get(s)
             if example is not None:
@@ -136,7 +140,7 @@ def _from_data(s: Any) -> bool:
     return str(s).startswith("u")
 
 
-def _limits(bounds: Any) -> tuple[int, int | None]:
+def limits(bounds: Any) -> tuple[int, int | None]:
     """Inclusive bounds from torch's value range; None above means unbounded."""
     if bounds is None:
         return 0, None

@@ -102,6 +102,7 @@ class Translation:
         self.argument_of: dict[torch.fx.Node, int] = {}
         self.host_calls = HostCalls(self.context, self.env, self.arguments, self.argument_of)
         self.context.check_errors = self.host_calls.add_check
+        self.context.bounded = self.host_calls.bounded
         self.constants: dict[str, torch.Tensor] = {}
         self.scalars: dict[Any, SymbolicScalar] = {}
         self.mutated: dict[torch.fx.Node, Node | Complex] = {}
@@ -136,6 +137,13 @@ class Translation:
         return f"in{index}"
 
     def _placeholder(self, n: torch.fx.Node) -> None:
+        self._read_argument(n)
+        # Sizes that data decided in another graph are those of what that one gave.
+        given = self.arguments[-1]
+        known = (symbol_from(d) for d in (given.value, *given.shape))
+        self.shapes.bind(found[0] for found in known if found is not None)
+
+    def _read_argument(self, n: torch.fx.Node) -> None:
         index = len(self.arguments)
         slot, v = self.slot(n, index), n.meta.get("val")
         self.argument_of[n] = index
@@ -236,10 +244,11 @@ class Translation:
         if simple is not None:
             return simple
         checks = self.context.checks
-        before = checks.mark()
+        before, calls = checks.mark(), len(self.host_calls.pending)
         try:
             out = self._translate(n)
         except (Untranslated, TilewrightError) as problem:
+            self.host_calls.undo(calls)
             checks.undo(before)  # eager checks what it runs
             return self.host_calls.call(n, str(getattr(problem, "what", problem)))
         self._remember(n, out)

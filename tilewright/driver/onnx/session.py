@@ -26,6 +26,7 @@ from tilewright.capture.onnx.translate import (
 )
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
+from tilewright.graph.divide import Cut
 from tilewright.graph.specialise import specialise
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node, topological
@@ -124,27 +125,29 @@ class _Compiled:
             _collect(tree, feeds[name], values)
         sizes = dict(sizes)
         known = {self.made.symbols[name]: n for name, n in sizes.items()}
+        cuts = list(self.made.cuts)
         for part in self.parts:
             part.run(values, known)
-            if self.made.cuts and self._count(values, known, sizes) and not self.takes(sizes):
+            if cuts and self._count(cuts, values, known, sizes) and not self.takes(sizes):
                 return sizes
         if not self.made.whole:
             return sizes
         return [_given(tree, values) for tree in self.made.outputs.values()]
 
     def _count(
-        self, values: dict[Node, np.ndarray], known: dict[str, int], sizes: dict[str, int]
+        self,
+        cuts: list[Cut],
+        values: dict[Node, np.ndarray],
+        known: dict[str, int],
+        sizes: dict[str, int],
     ) -> bool:
-        """Reads the sizes that are there now, and trims what has them. Were there any?"""
+        """Reads the sizes that are there now. Were there any? `cuts` are those whose size is not
+        known yet."""
         more = False
-        for cut in self.made.cuts:
-            if cut.trims[0].result in values or cut.count not in values:
-                continue
-            n = sizes[self.names[cut.symbol]] = known[cut.symbol] = int(values[cut.count])
+        for cut in [c for c in cuts if c.count in values]:
+            cuts.remove(cut)
+            sizes[self.names[cut.symbol]] = known[cut.symbol] = int(values[cut.count])
             more = True
-            for t in cut.trims:
-                front = (slice(None),) * t.axis + (slice(n),)
-                values[t.result] = np.ascontiguousarray(values[t.source][front])
         return more
 
 

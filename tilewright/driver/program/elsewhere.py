@@ -31,6 +31,7 @@ from tilewright.runtime.program import Program
 from tilewright.runtime.program_data import KernelInfo, ProgramData, Stored
 from tilewright.runtime.shared import recipes_of
 from tilewright.targets import family_of, host
+from tilewright.targets.systems import system_of
 from tilewright.tune.choose import Chooser, Default
 from tilewright.tune.recorded import Recorded
 
@@ -137,7 +138,8 @@ def _whole(data: ProgramData, log: Log) -> tuple[bytes, ...]:
         image = cached_object(family.support, data.target, log)
         if not _open(images).isdisjoint(read_symbols(image).defined):
             images = (*images, image)
-    missing = sorted(_open(images) - family.system - {"tw_parallel"})
+    given = family.system | system_of(data.target).open
+    missing = sorted(_open(images) - given - {"tw_parallel"})
     if missing:
         raise Unsupported(
             f"code for {data.target.name} calls {', '.join(missing)}, which is no function of "

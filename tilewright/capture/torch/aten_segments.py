@@ -1,0 +1,152 @@
+"""Sums and the like over parts of an axis: bags of an embedding, segments of a tensor."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from tilewright import ops
+from tilewright.capture.torch.checks import Demand
+from tilewright.capture.torch.context import Context, cast
+from tilewright.capture.torch.registry import Untranslated, aten
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Node
+from tilewright.ir.types import i64
+
+_NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -math.inf, "min": math.inf}
+
+
+# Eager's words for an index out of range in a bag.
+_BAG = Demand(RuntimeError, "Expected i < index_size to be true, but got false.")
+_FIRST = (
+    "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position"
+    " 0."
+)
+_LONG = "offsets[-1] can not be greater than input's length"
+_SUM = (
+    "segment_reduce(): Expected all rows of lengths along axis to sum to"
+    " data.size(lengths.dim()-1) when !unsafe."
+)
+
+
+def _part_of(starts: Node, n: Dim) -> Node:
+    """For each of n elements: which part it is of, by where each part starts; -1 before the first.
+    Starts are marked, and marks before an element counted."""
+    last, none = ops.full((), n, i64), ops.full((), 0, i64)
+    at = ops.minimum(ops.maximum(starts, none), last)
+    ones = ops.full(at.shape, 1, i64)
+    marks = ops.scatter(ops.full((n + 1,), 0, i64), at, ones, 0, "add", "within")
+    return ops.sub(ops.slice(ops.cumsum(marks, 0), 0, 0, n), ops.full((), 1, i64))
+
+
+def _reduced(x: Node, part: Node, parts: Dim, how: str, first: float) -> Node:
+    """Rows of x combined by the part that they are of, from a first value on."""
+    start = ops.full((parts, *x.shape[1:]), first, x.dtype)
+    index = ops.expand(ops.reshape(part, (x.shape[0], *[1] * (x.rank - 1))), x.shape)
+    return ops.scatter(start, index, x, 0, how, "within")
+
+
+@aten("_embedding_bag.default", "_embedding_bag_forward_only.default")
+def embedding_bag(
+    c: Context,
+    weight: Node,
+    indices: Node,
+    offsets: Node,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Node | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Node | None, ...]:
+    users = [u.args[1] for u in c.fx.users if u.target is operator.getitem]
+    if len(users) != len(c.fx.users) or any(k != 0 for k in users):
+        raise Untranslated("what its gradient needs has no native form")
+    parts = c.out(0).shape[0]
+    if indices.rank != 1 or not isinstance(indices.shape[0], int) or D.known_eq(parts, 0):
+        raise Untranslated("bags whose number only data says have no native form")
+    starts = ops.slice(offsets, 0, 0, parts) if include_last_offset else offsets
+    starts, none = cast(starts, i64), ops.full((), 0, i64)
+    c.checks.never(ops.ne(ops.slice(starts, 0, 0, 1), none), _FIRST)
+    n = ops.full((), indices.shape[0], i64)
+    c.checks.never(ops.gt(ops.slice(starts, 0, parts - 1), n), _LONG)
+    part = ops.maximum(_part_of(starts, indices.shape[0]), none)
+    known = c.checks.indices(indices, weight, 0, _BAG)
+    rows = ops.take(weight, indices, 0, known)
+    if per_sample_weights is not None:
+        rows = ops.mul(rows, ops.reshape(per_sample_weights, (*per_sample_weights.shape, 1)))
+    counted = ops.full(indices.shape, 1, weight.dtype)
+    how = "max" if mode == 2 else "add"
+    if padding_idx >= 0:
+        real = ops.ne(indices, ops.full((), padding_idx, indices.dtype))
+        counted = cast(real, weight.dtype)
+        shown = ops.reshape(real, (*real.shape, 1))
+        rows = ops.where(shown, rows, ops.full((), _NEUTRAL[how], rows.dtype))
+    out = _reduced(rows, part, parts, how, _NEUTRAL[how])
+    if mode != 0:
+        count = ops.reshape(_reduced(counted, part, parts, "add", 0.0), (parts, 1))
+        one, zero = (ops.full((), k, weight.dtype) for k in (1, 0))
+        some = ops.gt(count, zero)
+        out = ops.div(out, ops.maximum(count, one)) if mode == 1 else ops.where(some, out, zero)
+    # The others have a type and no reader.
+    rest = [
+        ops.full(c.out(k).shape, 0, c.out(k).dtype) if isinstance(v, torch.Tensor) else None
+        for k, v in enumerate(c.val)
+    ]
+    return (out, *rest[1:])
+
+
+@aten("segment_reduce.default")
+def segment_reduce(
+    c: Context,
+    data: Node,
+    reduce: str,
+    *,
+    lengths: Node | None = None,
+    indices: Any = None,
+    offsets: Node | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Node:
+    given = offsets if offsets is not None else lengths
+    n = data.shape[0] if data.rank else 0
+    if given is None or given.rank != 1 or axis != 0 or not isinstance(n, int) or n == 0:
+        raise Untranslated("segments of nothing, or along other axes, have no native form")
+    given = cast(given, i64)
+    if offsets is None:
+        parts = given.shape[0]
+        starts, count = ops.sub(ops.cumsum(given, 0), given), given
+        if not unsafe:
+            c.checks.never(ops.lt(given, ops.full((), 0, i64)), "lengths contains negative value!")
+            whole = ops.sum(given, (0,))
+            c.checks.never(ops.ne(whole, ops.full((), n, i64)), _SUM)
+    else:
+        parts = given.shape[0] - 1
+        starts = ops.slice(given, 0, 0, parts)
+        count = ops.sub(ops.slice(given, 0, 1), starts)
+    how = {"sum": "add", "mean": "add", "max": "max", "min": "min", "prod": "mul"}.get(reduce)
+    if how is None:
+        raise Untranslated(f"segments are not reduced by {reduce!r}")
+    first = _NEUTRAL[how] if initial is None else float(initial)
+    if D.known_eq(parts, 0):
+        return ops.full(c.out().shape, 0, data.dtype)
+    part = _part_of(starts, n)
+    end = ops.add(ops.slice(starts, 0, parts - 1), ops.slice(count, 0, parts - 1))
+    inside = ops.logical_and(ops.ge(part, ops.full((), 0, i64)), ops.lt(ops.iota(n), end))
+    shown = ops.reshape(inside, (n, *[1] * (data.rank - 1)))
+    rows = ops.where(shown, data, ops.full((), _NEUTRAL[how], data.dtype))
+    part = ops.maximum(part, ops.full((), 0, i64))
+    out = _reduced(rows, part, parts, how, first)
+    if reduce != "mean":
+        return out
+    size = ops.reshape(cast(count, data.dtype), (parts, *[1] * (data.rank - 1)))
+    zero, one = (ops.full((), k, data.dtype) for k in (0, 1))
+    # Of an empty segment the mean is what it starts with, or none.
+    empty = math.nan if initial is None else float(initial)
+    mean = ops.div(out, ops.maximum(size, one))
+    return ops.where(ops.gt(size, zero), mean, ops.full((), empty, data.dtype))
