@@ -78,6 +78,31 @@ def test_compile(capsys: pytest.CaptureFixture[str], program: Path, tmp_path: Pa
     assert list(there.glob("*/00-input.tw"))
 
 
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("scores", 0, "all of scores is compiled"),
+        ("layer", 0, "all of layer is compiled"),
+        ("both", 1, 'print("both")'),
+        ("unlucky", 1, ""),
+    ],
+)
+def test_doctor(
+    capsys: pytest.CaptureFixture[str], program: Path, name: str, status: int, said: str
+) -> None:
+    given = () if name in ("scores", "layer") else ("-i", "f32[3]")
+    found, out, _ = call(capsys, "doctor", f"{program}:{name}", *given)
+    assert found == status and said in out
+    found, out, _ = call(capsys, "doctor", f"{program}:{name}", *given, "--json")
+    facts = json.loads(out)
+    assert found == facts["status"] == status
+    if name == "both":
+        (problem,) = facts["problems"]
+        assert "print" in problem["remedy"] and problem["places"][0].startswith(str(program))
+        found, out, _ = call(capsys, "compile", f"{program}:{name}", *given)
+        assert "1 graph break\n" in out and "program.py:" in out, "as --strict says"
+
+
 def test_run(capsys: pytest.CaptureFixture[str], program: Path) -> None:
     status, out, err = call(capsys, "run", f"{program}:layer", "--strict")
     assert status == 0, err

@@ -64,6 +64,18 @@ def test_a_program(program: Program) -> None:
     assert "no fallbacks" in text
 
 
+def test_worst_kernels_against_their_roof(program: Program) -> None:
+    made = tw.explain(program)
+    worst = made.summary.worst
+    assert worst and [r.lost for r in worst] == sorted((r.lost for r in worst), reverse=True)
+    for r in worst:
+        assert r.kernel is made.kernels[r.number] and r.number >= made.programs[0].once
+        assert 0 < r.roof <= r.seconds and 0 < r.share <= 1 and r.bound in ("memory", "arithmetic")
+    first = str(made).splitlines()[:10]
+    assert "nothing broke" in first[0] and f"kernel {worst[0].number} " in first[1]
+    assert made.facts()["summary"]["worst_kernels"][0]["number"] == worst[0].number
+
+
 def test_one_kernel_in_full(program: Program) -> None:
     made = explain(program)
     for k, info in enumerate(made.kernels):

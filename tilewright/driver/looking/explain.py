@@ -1,6 +1,7 @@
 """`tw.explain`: what a program was compiled to, in tables.
 
-`print(tw.explain(fast))` shows kernels, refusals, fallbacks, memory and compile time;
+`print(tw.explain(fast))` shows in ten lines what was compiled, what broke and what to change, then
+kernels, refusals, fallbacks, memory and compile time;
 `tw.explain(fast).trace(3)` the whole schedule of kernel 3, and so do `.group`, `.nest`, `.legal`,
 `.llvm`.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count as count_from
 from typing import Any, overload
 
@@ -20,6 +22,8 @@ from rich.text import Text
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Event
 from tilewright.driver.api import history_of
+from tilewright.driver.looking.roofs import roofed
+from tilewright.driver.looking.summary import SHOWN, Summary, eager_operators, problems_of
 from tilewright.driver.looking.tables import bytes_text as bytes_text
 from tilewright.driver.looking.tables import count, new_table, rendered
 from tilewright.driver.looking.tables import short_place as short_place
@@ -67,6 +71,7 @@ class ProgramReport:
     once: int = 0  # so many of the kernels, the first ones, run only when weights have changed
     manner: str = ""  # how its kernels are launched, where there is more than one way
     graph: Graph | None = None  # that it was compiled from
+    part: Any = None  # of the captured program: it may be compiled for several sizes
 
     @property
     def seconds(self) -> float:
@@ -113,6 +118,27 @@ class Explanation:
 
     def of(self, kind: str) -> tuple[Event, ...]:
         return tuple(e for e in self.events if e.kind == kind)
+
+    @cached_property
+    def summary(self) -> Summary:
+        """What a person reads first."""
+        # A part of a program for other sizes has the same operators: it counts once.
+        parts = {(id(p.part), p.name): p.operators for p in self.programs}
+        numbers = count_from(0)
+        worst = [
+            r
+            for p in self.programs
+            for numbered in [[(next(numbers), k) for k in p.kernels][p.once :]]
+            for r in (roofed(numbered, p.target) if p.target is not None else ())
+        ]
+        return Summary(
+            len(self.programs),
+            len(self.kernels),
+            sum(parts.values()),
+            eager_operators(self.events),
+            problems_of(self.events),
+            tuple(sorted(worst, key=lambda r: -r.lost)[:SHOWN]),
+        )
 
     # ---- one kernel in full
 
@@ -171,6 +197,7 @@ class Explanation:
         """What the tables say, for programs."""
         numbers = count_from(0)
         return {
+            "summary": self.summary.facts(),
             "programs": [
                 {
                     "name": p.name,
@@ -205,6 +232,13 @@ class Explanation:
         return f"<Explanation of {len(self.programs)} programs, {len(self.kernels)} kernels>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for k, line in enumerate(self.summary.lines()):
+            whole = k == 0 or line.lstrip().startswith("change:")
+            style = "bold" if k == 0 else ""
+            yield Text(
+                line, style=style, no_wrap=not whole, overflow="fold" if whole else "ellipsis"
+            )
+        yield Text("")
         first = 0
         for p in self.programs:
             yield from _program(p, first)
@@ -239,26 +273,32 @@ def explain(compiled: KernelInterface[Any] | CompiledKernel) -> TileExplanation:
 @overload
 def explain(compiled: Any) -> Explanation: ...
 def explain(compiled: Any) -> Explanation | TileExplanation:
-    """What a function or module was compiled to that torch.compile or tw.compile returned, or a
-    Program; or a kernel that `@tw.jit` made or a launch returned."""
+    """What a function or module was compiled to that torch.compile or tw.compile returned, a
+    Program, or something that has `programs`, as sessions of ONNX models do; or a kernel that
+    `@tw.jit` made or a launch returned."""
     if is_tile_kernel(compiled):
         return explain_tiles(compiled)
-    if isinstance(compiled, Program):
-        return Explanation(tuple(_reports([compiled])))
-    programs: list[Any] = []
+    held = [compiled] if isinstance(compiled, Program) else getattr(compiled, "programs", None)
+    if held and isinstance(held, list) and all(isinstance(p, Program) for p in held):
+        return Explanation(tuple(_reports(held)))
+    reports: list[ProgramReport] = []
     events: list[Event] = []
     sessions, breaks = history_of(compiled)
     for session in sessions:
-        programs.extend(p for unit in session.units for p in unit.programs)
+        for part in (s for unit in session.units for s in unit.segments):
+            reports.extend(_reports(part.programs(), part))
         events.extend(session.log)
-    events.extend(breaks)
-    return Explanation(tuple(_reports(programs)), tuple(events))
+    # That a whole function runs in eager says more than that its graph was cut there.
+    whole = {(e.data["title"], e.where) for e in breaks}
+    told = [e for e in events if (e.data.get("title"), e.where) not in whole]
+    return Explanation(tuple(reports), (*told, *breaks))
 
 
-def _reports(programs: Iterable[Any]) -> Iterator[ProgramReport]:
+def _reports(programs: Iterable[Any], part: Any = None) -> Iterator[ProgramReport]:
     for p in programs:
         if not isinstance(p, Program):  # the interpreter: no kernels, but its graph counts
-            yield ProgramReport(f"{p.graph.name} (interpreted)", operators(p.graph), 0, ())
+            name = f"{p.graph.name} (interpreted)"
+            yield ProgramReport(name, operators(p.graph), 0, (), part=part)
             continue
         graph = p.details.graph
         assert graph is not None, "a compiled program knows its graph"
@@ -279,6 +319,7 @@ def _reports(programs: Iterable[Any]) -> Iterator[ProgramReport]:
             len(p.prologue.kernels) if p.prologue is not None else 0,
             p.manner,
             graph,
+            part,
         )
 
 

@@ -19,6 +19,7 @@ import torch._dynamo.utils
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch._dynamo.exc import Unsupported as CannotCapture
+from torch._dynamo.utils import graph_break_reasons
 from torch.utils import _pytree as pytree
 
 from tilewright.base.collector import garbage_waits
@@ -30,6 +31,7 @@ from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.driver.torch.own_weights import Owner
+from tilewright.driver.torch.reasons import break_reason, title_of
 from tilewright.driver.torch.shortcut import Call, shortcut
 from tilewright.driver.torch.unchanged import CannotWatch, Unchanged
 from tilewright.driver.weights.given_up import traceable
@@ -92,9 +94,12 @@ class Compiled:
         self._scope = {"__name__": __name__, "__file__": __file__, "__builtins__": builtins}
         code = _call.__code__.replace(co_name=name)
         self._frame = types.FunctionType(code, self._scope, name)
-        self._slow = torch.compile(
+        session.parameters = _parameters(function)
+        run = torch.compile(
             self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
         )
+        self._slow = _telling(run, session)
+        self.called = False  # to the end, at least once
         self._entries: list[tuple[Any, Callable[..., Any]]] = []
         self._found: list[_Entry] = []  # what Dynamo has compiled
         # By the number of an entry: what fits calls like one before, and how those are done.
@@ -104,7 +109,7 @@ class Compiled:
         self._misses = 0  # calls that were none like the last
         # By compile id: what it was compiled for, tensors without memory in place of the real ones.
         self._outlines: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        self._takes_out = _has_parameter(function, "out")
+        self._takes_out = "out" in session.parameters
         self._owner = Owner(function) if session.options.own_weights else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -243,9 +248,12 @@ class Compiled:
         self._found = [_Entry(e.compile_id, e.code, e.guard_manager.root) for e in entries]
         self._entries = [(e.root.check, self.runner(e)) for e in self._found]
         self._quick, self._known, self._misses = {}, {}, 0
-        if len(self._entries) <= known:
+        if known and len(self._entries) <= known:
             self.log.add(
-                "fallback", f"{self._too_often()}: it ran in eager", operator="the function"
+                "fallback",
+                f"{self._too_often()}: it ran in eager",
+                operator="the function",
+                remedy=_TOO_OFTEN,
             )
         return out
 
@@ -254,6 +262,7 @@ class Compiled:
             self._owner.watch()
         with traceable(), recurrent_layers(), garbage_waits():
             out = self._slow(self.original, args, kwargs)
+        self.called = True
         if self._owner is not None:
             readers = [r for u in self.units for r in u.readers()]
             self._owner.give_up(readers, self.log)
@@ -339,12 +348,25 @@ def _outline(
         return None
 
 
-def _has_parameter(function: Any, name: str) -> bool:
+def _telling(run: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """Calls in which Dynamo sees all frames. Cuts without a graph before them are told to no
+    backend: they are in torch's list."""
+
+    def call(*given: Any) -> Any:
+        known = len(graph_break_reasons)
+        out = run(*given)
+        for reason in graph_break_reasons[known:]:
+            session.note_break(reason)
+        return out
+
+    return call
+
+
+def _parameters(function: Any) -> tuple[str, ...]:
     try:
-        given = inspect.signature(getattr(function, "forward", function)).parameters
+        return tuple(inspect.signature(getattr(function, "forward", function)).parameters)
     except (TypeError, ValueError):
-        return False
-    return name in given
+        return ()
 
 
 def compile(
@@ -392,7 +414,8 @@ def _not_captured(problem: CannotCapture) -> Unsupported:
     text = str(problem.msg if hasattr(problem, "msg") else problem).strip()
     stack = getattr(problem, "real_stack", None) or []
     return Unsupported(
-        f"the function cannot be captured as one graph: {text.splitlines()[0]}",
+        f"the function cannot be captured as one graph: {title_of(text)}",
         where=place_in_frames(stack),
-        hint="leave strict (or fullgraph) out to compile the parts around it",
+        hint=f"{break_reason(text).remedy}; or leave strict (or fullgraph) out to compile the "
+        "parts around it",
     )

@@ -13,7 +13,8 @@ import torch.fx
 from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
-from torch._dynamo.utils import counters, get_metrics_context
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.utils import get_metrics_context
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import CompileContext, TracingContext
@@ -21,7 +22,7 @@ from torch._guards import CompileContext, TracingContext
 from tilewright.base import knobs
 from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, Unsupported
-from tilewright.base.events import Log
+from tilewright.base.events import Event, Log
 from tilewright.base.untraced import keep_untraced
 from tilewright.capture.torch.captured import Captured, HostCall
 from tilewright.capture.torch.context import RANDOM_IN_EAGER
@@ -30,6 +31,7 @@ from tilewright.capture.torch.masks import masks_in_order
 from tilewright.capture.torch.partition import partition
 from tilewright.capture.torch.places import place_in_frames, place_of
 from tilewright.capture.torch.plain import plain_graph, weight_positions
+from tilewright.capture.torch.rolled import rolled
 from tilewright.capture.torch.translate import translate
 from tilewright.driver.program.interpreted import InterpretedProgram
 from tilewright.driver.program.options import Options, default_passes
@@ -39,6 +41,8 @@ from tilewright.driver.torch.devices import device_of_graph, machine_of, require
 from tilewright.driver.torch.fast import Program
 from tilewright.driver.torch.kept_images import Strides, keep_images
 from tilewright.driver.torch.options import TorchOptions
+from tilewright.driver.torch.reasons import break_reason, fallback_remedy, title_of
+from tilewright.driver.torch.recompiled import Frame, change_of
 from tilewright.driver.torch.step import Step
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
@@ -83,6 +87,8 @@ class Session:
         # first gradient is asked for.
         self._steps: dict[str, Step] = {}
         self.dry = False  # the examples of tw.compile run without changing anything
+        self.parameters: tuple[str, ...] = ()  # of the function, where tw.compile passes arguments
+        self._broken: set[tuple[str, str]] = set()  # cuts that were told
 
     def backend(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
@@ -93,7 +99,33 @@ class Session:
         self._note_recompile(gm)
         self.sources[str(CompileContext.current_compile_id())] = argument_sources(gm)
         with garbage_waits():
-            return self._plain(gm) or self._by_aot(gm, example_inputs)
+            return (
+                self._as_scans(gm, example_inputs)
+                or self._plain(gm)
+                or self._by_aot(gm, example_inputs)
+            )
+
+    def _as_scans(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> Callable[..., Any] | None:
+        """A graph with long chains of equal steps; None where there are none, or where they have no
+        native form as a whole."""
+        scans = rolled(gm)
+        if scans is None:
+            return None
+        before = len(self.units)
+        try:
+            made = self._by_aot(scans, example_inputs)
+        except Exception as problem:  # torch refuses more of scans than of what they are made of
+            why = str(problem).strip().split("\n")[0]
+        else:
+            calls = [c for u in self.units[before:] for c in u.captured.host_calls]
+            why = next((c.why for c in calls if "scan" in c.operator), "")
+            if not why:
+                return made
+        del self.units[before:]
+        self.log.add("loops", f"equal steps stay written out: {why}")
+        return None
 
     def _plain(self, gm: torch.fx.GraphModule) -> Callable[..., Any] | None:
         """A graph that nothing has to be done to first. None where that is not so, or where an
@@ -137,6 +169,8 @@ class Session:
                 f"a whole graph runs in eager: {problem.what}",
                 where=problem.where,
                 operator="the graph",
+                operators=sum(n.op == "call_function" for n in gm.graph.nodes),
+                remedy=problem.hint or "write this line with other operators",
             )
             return self._in_eager(gm)
 
@@ -257,7 +291,7 @@ class Session:
     # ---- events
 
     def _report_fallbacks(self, captured: Captured) -> None:
-        for call in captured.host_calls:
+        for call in (c for c in captured.host_calls if not c.trim):
             if self.options.strict and not self._asked_for(call):
                 raise FallbackError(
                     f"{call.operator} would run in eager: {call.why}",
@@ -270,6 +304,7 @@ class Session:
                 f"{call.operator} runs in eager: {call.why}",
                 where=call.place,
                 operator=call.operator,
+                remedy=fallback_remedy(call.operator),
             )
 
     def _asked_for(self, call: HostCall) -> bool:
@@ -280,27 +315,59 @@ class Session:
         reason = getattr(gm, "compile_subgraph_reason", None)
         if reason is None or not reason.graph_break:
             return
-        where = place_in_frames(reason.user_stack)
-        # Torch's short reason is for its developers; the title of its latest complaint is not.
-        titles = [str(t).strip().splitlines()[0] for t in counters["graph_break"] if str(t).strip()]
-        what = titles[-1] if titles else str(reason.reason)
         if self.options.strict:
+            remedy = break_reason(str(reason.reason)).remedy
             raise FallbackError(
-                f"the graph breaks: {what}",
-                where=where,
-                hint="leave strict out to compile the parts around it",
+                f"the graph breaks: {title_of(str(reason.reason))}",
+                where=place_in_frames(reason.user_stack),
+                hint=f"{remedy}; or leave strict out to compile the parts around it",
             )
-        self.log.add("graph-break", what, where=where, reason=str(reason.reason))
+        self.note_break(reason)
+
+    def note_break(self, reason: Any) -> None:
+        """Torch cut the graph; it may say so more than once."""
+        event = break_event(str(reason.reason), place_in_frames(reason.user_stack))
+        key = event.message, str(event.where)
+        if key not in self._broken:
+            self._broken.add(key)
+            self.log.emit(event)
 
     def _note_recompile(self, gm: torch.fx.GraphModule) -> None:
         context = CompileContext.current_compile_id()
         again = getattr(context, "frame_compile_id", 0) or 0
         if again == 0:
             return
-        why = recompile_reason() or "a guard failed"
+        guard = recompile_reason()
+        change = change_of(guard, _frame(self.parameters)) if guard else None
+        why = change.words if change is not None else "nobody says what changed"
         places = (place_of(n) for n in gm.graph.nodes)
         where = next((p for p in places if p is not None), None)
-        self.log.add("recompile", f"compiled again ({again + 1} times by now): {why}", where=where)
+        self.log.add(
+            "recompile",
+            f"compiled again ({again + 1} times by now): {why}",
+            where=where,
+            what=why,
+            guard=guard,
+            remedy=change.remedy if change is not None else None,
+        )
+
+
+def break_event(reason: str, where: object, prefix: str = "") -> Event:
+    """A cut of the graph, in torch's title and in our words."""
+    found, title = break_reason(reason), title_of(reason)
+    said = {"title": title, "reason": reason, "what": found.what, "remedy": found.remedy}
+    return Event("graph-break", prefix + title, None if where is None else str(where), said)
+
+
+def _frame(parameters: Sequence[str]) -> Frame:
+    """The frame that Dynamo is compiling."""
+    try:
+        root = InstructionTranslator.current_tx().output.root_tx
+    except AttributeError:  # nobody is compiling a frame
+        root = None
+    if root is None:
+        return Frame({}, {}, parameters)
+    return Frame(root.f_locals, root.f_globals, parameters)
 
 
 # Sessions by torch's compile id: `explain` finds those of a torch.compile'd function by it.

@@ -38,7 +38,7 @@ from tilewright.driver.weights.given_up import given_up, require_elements
 from tilewright.driver.weights.watch import WeightWatch, address
 from tilewright.graph.specialise import graph_symbols, specialise
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim
+from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Graph, Input, Node, rebuild
 from tilewright.ir.slots import (
     Buffer,
@@ -361,8 +361,8 @@ class Specialised:
         self.labels = [label(n) for n in graph.inputs]
         self.dtypes = [n.dtype for n in graph.inputs]
         self.watch = WeightWatch(program.weights) if program.weights else None
-        shapes = enumerate(n.shape for n in graph.inputs)
-        self.sizes_vary = [k for k, s in shapes if not all(D.known_lt(0, d) for d in s)]
+        sizes = enumerate(n.shape for n in graph.inputs)
+        self.sizes_vary = [k for k, s in sizes if any(isinstance(d, Int) or not d for d in s)]
         self.read: list[Any] = []  # weights of the latest call, by the program's inputs
 
     def __call__(self, env: dict[str, Any], dims: Mapping[str, int]) -> None:

@@ -15,12 +15,15 @@ import torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.resume_execution import ContinueExecutionCache
-from torch._dynamo.utils import get_compilation_metrics
+from torch._dynamo.utils import get_compilation_metrics, graph_break_reasons
 
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Event
+from tilewright.capture.torch.places import place_in_frames
 from tilewright.driver.torch.api import Compiled
-from tilewright.driver.torch.backend import Session, session_of
+from tilewright.driver.torch.backend import Session, break_event, session_of
+
+_MODULE_CALLS = torch.nn.modules.module.__file__
 
 
 def sessions_of(compiled: Any) -> list[Session]:
@@ -41,8 +44,7 @@ def history_of(compiled: Any) -> tuple[list[Session], list[Event]]:
 
 def _sessions(compiled: Any) -> list[Session]:
     if isinstance(compiled, Compiled):
-        known = compiled.units or compiled.log.of("fallback")
-        return [compiled.session] if known else []
+        return [compiled.session] if compiled.called or compiled.units else []
     sessions = {order: s for code in _codes(compiled) for order, s in _of_code(code, compiled)}
     return [sessions[order] for order in sorted(sessions)]
 
@@ -70,15 +72,26 @@ def _breaks(compiled: Any) -> list[Event]:
             what = str(m.fail_reason).strip().splitlines()[0]
             file, line = m.fail_user_frame_filename, m.fail_user_frame_lineno
             where = f"{file}:{line}" if file else f"{m.co_filename}:{m.co_firstlineno}"
-            found[what, where] = Event(
-                "graph-break", f"{m.co_name} runs in eager: {what}", where, {"reason": what}
+            found[what, where] = break_event(
+                str(m.fail_reason), where, f"{m.co_name} runs in eager: "
             )
     for c in codes:
         if c.co_flags & inspect.CO_GENERATOR and not isinstance(compiled, Compiled):
             what = "torch.compile leaves generator functions to eager"
             where = f"{c.co_filename}:{c.co_firstlineno}"
-            found[what, where] = Event("graph-break", what, where)
+            found[what, where] = break_event(what, where)
+    if not isinstance(compiled, Compiled):  # it hears of these itself
+        for reason in graph_break_reasons:
+            root = next((f for f in reason.user_stack if f.filename != _MODULE_CALLS), None)
+            if root is None or not any(_holds(c, root.filename, root.lineno) for c in codes):
+                continue
+            event = break_event(str(reason.reason), place_in_frames(reason.user_stack))
+            found.setdefault((event.message, event.where), event)
     return list(found.values())
+
+
+def _holds(code: types.CodeType, file: str, line: int | None) -> bool:
+    return code.co_filename == file and any(line == n for *_, n in code.co_lines())
 
 
 def _of_code(code: types.CodeType, compiled: Any) -> Iterator[tuple[tuple[int, int], Session]]:
@@ -90,6 +103,8 @@ def _of_code(code: types.CodeType, compiled: Any) -> Iterator[tuple[tuple[int, i
         own = [e for e in entries if e.backend is _backend(compiled)]
         entries = own or entries
     for entry in entries:
+        if not any(name.startswith("__compiled_fn") for name in entry.code.co_names):
+            continue  # no graph; after torch._dynamo.reset its number may be that of an older one
         made = entry.compile_id
         session = session_of(made)
         if session is not None:
@@ -123,7 +138,9 @@ def _codes(compiled: Any) -> Iterator[types.CodeType]:
         while own:
             code = own.pop()
             yield code
-            own.extend(ContinueExecutionCache.cache.get(code, {}).values())
+            resumed = ContinueExecutionCache.cache.get(code, {}).values()
+            own.extend(c for c in resumed if c not in seen)  # a loop resumes in itself
+            seen.update(resumed)
         # Where the graph breaks at a call, Dynamo compiles the called function by itself.
         if any(True for _ in _debug_get_cache_entry_list(function.__code__)):
             roots.extend(_called(function))

@@ -17,6 +17,7 @@ COMMANDS = {
     "sign": "sign a package with a private key",
     "verify": "compare a package's files with its manifest, and its signature with a public key",
     "explain": "show kernels, schedules, refusals, memory and compile time of a model",
+    "doctor": "run a model, and tell what was not compiled, why, and what to change",
     "bench": "time models, operators or a program against other compilers",
     "tune": "search for faster schedules of a model's kernels, and record them",
     "tune collect": "measure schedules of groups drawn at random, which models learn from",

@@ -14,7 +14,7 @@ from tilewright.driver.cli.command import Command
 from tilewright.driver.cli.models import NOTES, asked, model_arguments
 from tilewright.driver.looking.explain import ProgramReport
 from tilewright.driver.looking.shown import Column, Shown
-from tilewright.driver.looking.tables import bytes_text, count
+from tilewright.driver.looking.tables import bytes_text, count, short_place
 from tilewright.driver.program.elsewhere import code_elsewhere
 from tilewright.driver.program.options import Options
 from tilewright.ir.target import Target
@@ -57,6 +57,8 @@ def _compile(given: argparse.Namespace, out: Shown) -> int:
     out.put(fallbacks=_said(made.fallbacks), graph_breaks=_said(made.graph_breaks))
     fallbacks, breaks = len(made.fallbacks), len(made.graph_breaks)
     out.say(f"{count(fallbacks, 'fallback')}, {count(breaks, 'graph break')}")
+    for e in (*made.fallbacks, *made.graph_breaks):
+        out.say(f"  {e.kind.replace('-', ' ')}: {e.message} ({short_place(e.where)})")
     if dump:
         out.put(stages=dump)
         out.say(f"stages are in {dump}; edit one and set {knobs.resume.name}")

@@ -89,6 +89,10 @@ class Model(ABC):
         """Compiled; `options` are further ones of a compilation."""
         raise self._compiled_before()
 
+    def tried(self, how: How) -> Explanation:
+        """Compiled and called again: what then changes is told too."""
+        return self.explained(how)
+
     def stages(self, how: How, only_if_wrong: bool) -> list[Report]:
         """A compile judged stage by stage; `only_if_wrong`: nothing where results are right."""
         raise self._compiled_before()

@@ -43,8 +43,7 @@ class OnnxModel(Model):
         return session
 
     def explained(self, how: How, **options: Any) -> Explanation:
-        programs = self.compiled(how, **options).programs
-        return Explanation(tuple(r for p in programs for r in explain(p).programs))
+        return explain(self.compiled(how, **options))
 
     def results(self, how: How, step: Step, check: bool | None = None) -> list[Result]:
         with step(f"compiling {self.name}"):

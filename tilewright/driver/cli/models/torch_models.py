@@ -23,6 +23,8 @@ from tilewright.driver.looking.explain import Explanation, explain
 from tilewright.driver.program.validation import Report
 from tilewright.driver.torch.api import compile
 
+CALLS = 2  # of a program that is tried: what a call changes shows in the next
+
 
 def load(path: Path) -> TorchModel:
     """A program that `torch.export.save` wrote, with its example inputs."""
@@ -63,6 +65,13 @@ class TorchModel(Model):
         options = {"passes": how.passes, **options}
         with torch.no_grad():
             return explain(compile(self.program, *self.inputs(how), strict=how.strict, **options))
+
+    def tried(self, how: How) -> Explanation:
+        with torch.no_grad():
+            fast = compile(self.program, strict=how.strict, passes=how.passes)
+            for _ in range(CALLS):
+                fast(*self.inputs(how))
+            return explain(fast)
 
     def results(self, how: How, step: Step, check: bool | None = None) -> list[Result]:
         inputs = self.inputs(how)
