@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 # Before any test module imports tilewright: neither read nor leave anything in the user's cache.
 # Each worker process has one of its own.
@@ -22,6 +23,8 @@ sys.dont_write_bytecode = False
 MOST_WORKERS = 8
 # Tests of ten seconds and more start first, so that no worker is left alone with one at the end.
 LONG = ("tests/suites/test_opinfo.py::test_slice",)
+# What a default run takes, as pyproject.toml says it.
+QUICK = "not suite and not slow"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,6 +45,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.dist = "worksteal"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    from tests import seeds
+
+    # Whoever names a single test is told that it is deselected, not that there is none.
+    seeds.slow_too = config.option.markexpr != QUICK or any("::" in arg for arg in config.args)
+
+
 def pytest_collection() -> None:
     gc.disable()  # what is imported and collected stays: looking through it again and again is vain
 
@@ -58,10 +68,35 @@ def pytest_collection_finish() -> None:
     if hasattr(guards := sys.modules.get("torch._dynamo.guards"), "profile_guard_manager"):
         setattr(guards, "profile_guard_manager", lambda *_: 0.0)  # noqa: B010
     # What is imported by now lives as long as the process: the collector need not look at it.
-    gc.collect()
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000, *gc.get_threshold()[1:])  # compilers make many objects that stay
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A worker tells of a test once, and of what comes before and after only where that fails or
+    takes time: three messages of each of ten thousand tests take seconds to write and to read."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed or report.duration > 0.01:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+_full = 0  # collections of all objects that there have been
+
+
+def pytest_runtest_logfinish() -> None:
+    """Between tests, what is left after a collection of everything stays (caches, what is imported
+    late): the next one need not look at it again. They would take a twentieth of a run."""
+    global _full
+    if (count := gc.get_stats()[2]["collections"]) != _full:
+        _full = count
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

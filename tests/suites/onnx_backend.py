@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -27,11 +26,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tests.suites import commands
 from tests.suites.onnx_cases import GOOD, STATUSES, cases, downloads, opset_of, work, written
 from tests.suites.opinfo_runs import Outcome, Settings, run
 
 EXPECTED = Path(__file__).with_name("onnx_expected.json")
-SHOWN = 40
 COMPARED = 26  # opsets that other engines have by now
 
 
@@ -40,16 +39,8 @@ def expected() -> dict[str, str]:
 
 
 def surprises(outcomes: Sequence[Outcome], known: dict[str, str]) -> list[str]:
-    """Where a run and the committed list disagree, one sentence per case."""
-    found = []
-    for o in outcomes:
-        if o.status not in GOOD and o.name not in known:
-            found.append(f"{o.name}: {STATUSES[o.status]}: {o.detail}")
-        elif o.status in ("wrong", "crash"):
-            found.append(f"{o.name}: {STATUSES[o.status]}, which no list excuses: {o.detail}")
-        elif o.status in GOOD and o.name in known:
-            found.append(f"{o.name}: right, though expected to fail: {known[o.name]}")
-    return sorted(found)
+    """A wrong number and a dead process are excused by no list."""
+    return commands.surprises(outcomes, known, STATUSES, GOOD, ("wrong", "crash"))
 
 
 def update(outcomes: Sequence[Outcome]) -> None:
@@ -93,30 +84,16 @@ def report(console: Console, outcomes: Sequence[Outcome]) -> None:
     console.print(table)
 
 
-def chosen(arguments: argparse.Namespace) -> list[str]:
-    names = list(cases())
-    if arguments.only:
-        patterns = arguments.only.split(",")
-        names = [n for n in names if any(fnmatch(n, p) for p in patterns)]
-    if arguments.slice:
-        low, _, high = arguments.slice.partition(":")
-        names = names[int(low or 0) : int(high) if high else None]
-    return names
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.suites.onnx_backend")
-    parser.add_argument("--slice", help="first:last of the cases, in the suite's order")
-    parser.add_argument("--only", help="names of cases, separated by commas; * is allowed")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.suites.onnx_backend", description=__doc__
+    )
+    commands.add_arguments(parser, "case", "--only", "test_add*", timeout=60.0)
     parser.add_argument("--engine", default="tilewright", choices=["tilewright", "onnxruntime"])
-    parser.add_argument("--jobs", type=int, default=2, help="worker processes")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one case")
-    parser.add_argument("--update", action="store_true", help="rewrite the list of failures")
     parser.add_argument("--cases", type=Path, help="where cases are kept for another run")
-    parser.add_argument("--json", type=Path, help="write every outcome to this file")
     given = parser.parse_args(arguments)
     console = Console()
-    names = chosen(given)
+    names = commands.chosen(given, cases())
     if not names:
         console.print("No case has such a name; `--only 'test_add*'` is a pattern that does.")
         return 2
@@ -132,19 +109,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 good = sum(o.status in GOOD for o in outcomes)
                 console.print(f"{len(outcomes)} of {len(names)} cases, {good} right")
     report(console, outcomes)
-    if given.json:
-        given.json.write_text(json.dumps([o.as_json() for o in outcomes], indent=1) + "\n")
+    commands.write_json(given, outcomes)
     if given.engine != "tilewright":
         return 0
     if given.update:
         update(outcomes)
         return 0
-    unexpected = surprises(outcomes, expected())
-    for line in unexpected[:SHOWN]:
-        console.print(f"[red]unexpected[/] {escape(line)}", highlight=False)
-    if len(unexpected) > SHOWN:
-        console.print(f"… and {len(unexpected) - SHOWN} more; --json FILE has them all.")
-    return 1 if unexpected else 0
+    return commands.exit_code(console, surprises(outcomes, expected()))
 
 
 if __name__ == "__main__":

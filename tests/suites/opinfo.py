@@ -17,7 +17,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tests.suites import commands
 from tests.suites.opinfo_entry import entries, entry_name
 from tests.suites.opinfo_runs import STATUSES, Outcome, Settings, run
 
-SHOWN = 40
 EXPECTED = Path(__file__).with_name("opinfo_expected.json")
 
 
@@ -41,14 +40,7 @@ def expected(settings: Settings) -> dict[str, str]:
 
 
 def surprises(outcomes: Sequence[Outcome], known: dict[str, str]) -> list[str]:
-    """Where a run and the committed list disagree, one sentence per entry."""
-    found = []
-    for outcome in outcomes:
-        if outcome.status != "right" and outcome.name not in known:
-            found.append(f"{outcome.name}: {STATUSES[outcome.status]}: {outcome.detail}")
-        if outcome.status == "right" and outcome.name in known:
-            found.append(f"{outcome.name}: right, though expected to fail: {known[outcome.name]}")
-    return sorted(found)
+    return commands.surprises(outcomes, known, STATUSES)
 
 
 def update(outcomes: Sequence[Outcome], settings: Settings) -> None:
@@ -120,31 +112,13 @@ def _alike(title: str, outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def chosen(arguments: argparse.Namespace, known: Sequence[str]) -> list[str]:
-    """The selected entries, by pattern and slice."""
-    names = list(known)
-    if arguments.op:
-        patterns = arguments.op.split(",")
-        names = [name for name in names if any(fnmatch(name, p) for p in patterns)]
-    if arguments.slice:
-        low, _, high = arguments.slice.partition(":")
-        names = names[int(low or 0) : int(high) if high else None]
-    return names
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.suites.opinfo", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    commands.add_arguments(parser, "entry", "--op", "nn.functional.*", timeout=120.0)
     parser.add_argument("--dtype", default="float32", help="torch's name of it")
     parser.add_argument("--samples", type=int, default=2, help="samples of each entry")
-    parser.add_argument("--slice", help="first:last of the entries, in the database's order")
-    parser.add_argument("--op", help="names of entries, separated by commas; * is allowed")
     parser.add_argument("--strict", action="store_true", help="whole graphs, no fallbacks")
-    parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--backend", default="tilewright")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one entry")
-    parser.add_argument("--update", action="store_true", help="rewrite the list of failures")
-    parser.add_argument("--json", type=Path, help="write every outcome to this file")
     return parser.parse_args(arguments)
 
 
@@ -156,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = Settings(
         given.dtype, given.samples, given.backend, given.strict, given.jobs, given.timeout
     )
-    names = chosen(given, [entry_name(op) for op in entries(getattr(torch, given.dtype))])
+    names = commands.chosen(given, map(entry_name, entries(getattr(torch, given.dtype))))
     if not names:
         console.print("No entry has such a name; `--op 'nn.functional.*'` is a pattern that does.")
         return 2
@@ -174,17 +148,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             right = sum(o.status == "right" for o in outcomes)
             progress.update(task, advance=1, description=f"{right} right, {outcome.name:.30}")
     report(console, outcomes, settings)
-    if given.json:
-        given.json.write_text(json.dumps([o.as_json() for o in outcomes], indent=1) + "\n")
+    commands.write_json(given, outcomes)
     if given.update:
         update(outcomes, settings)
         return 0
-    unexpected = surprises(outcomes, expected(settings))
-    for line in unexpected[:SHOWN]:
-        console.print(f"[red]unexpected[/] {escape(line)}", highlight=False)
-    if len(unexpected) > SHOWN:
-        console.print(f"… and {len(unexpected) - SHOWN} more; --json FILE has them all.")
-    return 1 if unexpected else 0
+    return commands.exit_code(console, surprises(outcomes, expected(settings)))
 
 
 if __name__ == "__main__":

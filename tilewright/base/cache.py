@@ -14,6 +14,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from functools import cache as memoize
 from pathlib import Path
 
@@ -266,3 +267,20 @@ def write_atomically(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """On disk when this returns, in one write: what another process appends at the same time stands
+    before or after. A line that was left half-written is ended first."""
+    data = "".join(line + "\n" for line in lines).encode()
+    if not data:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        if end:
+            file.seek(end - 1)
+            data = data if file.read(1) == b"\n" else b"\n" + data
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -15,9 +15,21 @@ from torch import nn
 
 from tilewright.bench.example import Builder, Example, prepared
 
+
+class _Late:
+    """A package that is imported when something of it is used: measurements of other things, and
+    tests, need not wait for it."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self.package), name)
+
+
 # Configurations take their sizes as keyword dictionaries here, which their signatures cannot type.
 # By name, because a type checker would read all of that package, which takes very long.
-hf: Any = import_module("transformers")
+hf: Any = _Late("transformers")
 
 F = TypeVar("F", bound=Builder)
 BUILDERS: dict[str, Builder] = {}
