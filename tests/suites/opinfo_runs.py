@@ -33,6 +33,7 @@ class Outcome:
 
 STATUSES = {
     "right": "right",
+    "rounding": "off by no more than rounding moves eager's own result",
     "wrong": "wrong numbers",
     "unsupported": "an operator without a definition (strict)",
     "no kernel": "right, but no native kernel ran",
@@ -54,10 +55,12 @@ class Settings:
     strict: bool = False
     jobs: int = 2
     timeout: float = 120.0
+    gradients: bool = False  # of the results, for all inputs that ask for one
 
     @property
     def mode(self) -> str:
-        return "strict" if self.strict else "lenient"
+        mode = "strict" if self.strict else "lenient"
+        return f"{mode} gradients" if self.gradients else mode
 
 
 def run(
