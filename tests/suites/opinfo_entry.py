@@ -43,14 +43,11 @@ def entries(dtype: torch.dtype, gradients: bool = False) -> list[Any]:
     from torch.testing._internal import common_methods_invocations as invocations
 
     setattr(invocations, "wrapper_set_seed", call_plainly)  # noqa: B010 (an import there, private to type checkers)
-    return [
-        op
-        for op in invocations.op_db
-        if dtype in op.supported_dtypes("cpu")
-        and (
-            not gradients or (op.supports_autograd and dtype in op.supported_backward_dtypes("cpu"))
-        )
-    ]
+    known = [op for op in invocations.op_db if dtype in op.supported_dtypes("cpu")]
+    if not gradients:
+        return known
+    known = [op for op in known if op.supports_autograd]
+    return [op for op in known if dtype in op.supported_backward_dtypes("cpu")]
 
 
 def checker(settings: Settings) -> Callable[[str], Outcome]:
