@@ -56,12 +56,12 @@ def update(outcomes: Sequence[Outcome], settings: Settings) -> None:
         if outcome.status != "right":
             # A reason that somebody wrote by hand stays while the entry fails in the same way.
             same = before.startswith(STATUSES[outcome.status])
-            listed[outcome.name] = before if same else _reason(outcome)
+            listed[outcome.name] = before if same else reason(outcome)
     everything[settings.dtype][settings.mode] = dict(sorted(listed.items()))
     EXPECTED.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n")
 
 
-def _reason(outcome: Outcome) -> str:
+def reason(outcome: Outcome) -> str:
     """What stands in the committed list: the first sentence, without advice and places."""
     said = re.split(r" (?:Explanation|Hint|Caused by|Developer)\b|\. | \(", outcome.detail)[0]
     if outcome.status == "unsupported":
@@ -103,10 +103,10 @@ def report(console: Console, outcomes: Sequence[Outcome], settings: Settings) ->
     for status in ("wrong", "rounding", "error", "crash", "timeout"):
         bad = sorted((o for o in outcomes if o.status == status), key=lambda o: o.name)
         if bad:
-            console.print(_alike(STATUSES[status], bad))
+            console.print(alike(STATUSES[status], bad))
 
 
-def _alike(title: str, outcomes: Sequence[Outcome]) -> Table:
+def alike(title: str, outcomes: Sequence[Outcome]) -> Table:
     """Entries by what they said, the most frequent first."""
     said: dict[str, list[str]] = {}
     for outcome in outcomes:

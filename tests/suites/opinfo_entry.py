@@ -154,7 +154,7 @@ def _check_sample(outcome: Outcome, op: Any, sample: Any, settings: Settings) ->
             )
             result = ours(0)
     except Exception as error:
-        outcome.status, outcome.detail = _classify(error)
+        outcome.status, outcome.detail = classified(error)
         outcome.fallbacks = unsupported_operators(error)
         return
     outcome.kernels += work.kernels
@@ -222,7 +222,8 @@ def _reference(use: Callable, inputs: Any, expected: Any) -> Any:
     return reference if same else expected
 
 
-def _classify(error: Exception) -> tuple[str, str]:
+def classified(error: Exception) -> tuple[str, str]:
+    """The status of what was raised while compiling, and what it said."""
     if operators := unsupported_operators(error):
         return "unsupported", ", ".join(operators)
     if isinstance(error, Unsupported | UserError) or "DataDependent" in str(error):

@@ -157,11 +157,18 @@ class Worker:
 
 def work(pipe: connection.Connection, settings: Settings, noise: Path) -> None:
     """The worker's life: entries by name in, outcomes out."""
+    serve(pipe, noise, lambda: import_module("tests.suites.opinfo_entry").checker(settings))
+
+
+def serve(
+    pipe: connection.Connection, noise: Path, start: Callable[[], Callable[[str], Outcome]]
+) -> None:
+    """Checks cases by name until nobody asks any more; `start` makes what checks one."""
     # Compilers write to the terminal as they die; the parent reads it from here.
     with open(noise, "w") as log:
         os.dup2(log.fileno(), 2)
     faulthandler.enable()
-    check = import_module("tests.suites.opinfo_entry").checker(settings)
+    check = start()
     while True:
         try:
             name = pipe.recv()
