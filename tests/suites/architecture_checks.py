@@ -88,7 +88,7 @@ def _check(outcome: Outcome, settings: Settings) -> None:
 
 def _results(module: nn.Module, inputs: Any, call: Callable | None = None) -> Any:
     """What the model gives for each of the inputs."""
-    return [(call or module)(*given) for given in inputs]
+    return [(module if call is None else call)(*given) for given in inputs]
 
 
 def _steps(module: nn.Module, inputs: Any, call: Callable | None = None) -> Any:
@@ -96,7 +96,7 @@ def _steps(module: nn.Module, inputs: Any, call: Callable | None = None) -> Any:
     inputs add up."""
     found = []
     for given in inputs:
-        results = [x for x in (call or module)(*given) if x.is_floating_point()]
+        results = [x for x in (module if call is None else call)(*given) if x.is_floating_point()]
         drawn = torch.Generator().manual_seed(0)
         weights = [torch.randint(-4, 5, x.shape, generator=drawn).to(x.dtype) / 4 for x in results]
         asked = [(x, w) for x, w in zip(results, weights, strict=True) if x.requires_grad]
