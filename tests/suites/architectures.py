@@ -15,7 +15,7 @@ there and is right fails the run. `--update` rewrites it from the run. What eage
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from multiprocessing import connection
 from pathlib import Path
@@ -32,9 +32,14 @@ from tests.suites.opinfo_runs import STATUSES, Outcome, Settings, run
 EXPECTED = Path(__file__).with_name("architectures_expected.json")
 
 
+def check(settings: Settings) -> Callable[[str], Outcome]:
+    """What judges one by its name. It is loaded here: the process that only waits needs no torch
+    compiler."""
+    return import_module("tests.suites.architecture_checks").checker(settings)
+
+
 def work(pipe: connection.Connection, settings: Settings, noise: Path) -> None:
     """The life of a worker."""
-    check = import_module("tests.suites.architecture_checks").checker
     opinfo_runs.serve(pipe, noise, lambda: check(settings))
 
 
