@@ -9,7 +9,7 @@
 Models of tests/suites/models.py are not among them. What is known not to be right stands in
 architectures_expected.json with a reason; the list only gets shorter, because a model that stands
 there and is right fails the run. `--update` rewrites it from the run. What eager itself refuses
-(a package that is not installed, say) is counted apart.
+(a package that is not installed, say) and what Dynamo cannot capture is counted apart.
 """
 
 import argparse
@@ -77,11 +77,11 @@ def report(console: Console, outcomes: Sequence[Outcome], settings: Settings) ->
     for status, meaning in STATUSES.items():
         if count := sum(o.status == status for o in outcomes):
             table.add_row(meaning, str(count))
-    able = [o for o in outcomes if o.status != "eager"]
+    able = [o for o in outcomes if o.status not in ("eager", "capture", "alike")]
     right = [o for o in able if o.status == "right" and not o.fallbacks]
     if able:
         share = f"{len(right)} of {len(able)}, {100 * len(right) / len(able):.1f} %"
-        table.add_row("whole and without a fallback, of those that run in eager", share)
+        table.add_row("whole and without a fallback, of those that torch can do", share)
     console.print(table)
     fallen = [o for o in outcomes if o.status == "right" and o.fallbacks]
     for o in fallen:

@@ -82,7 +82,7 @@ def report(console: Console, outcomes: Sequence[Outcome], settings: Settings) ->
     fallen = sum(1 for o in outcomes if o.status == "right" and o.fallbacks)
     if fallen:
         summary.add_row("… of the right ones, with a fallback", str(fallen))
-    able = [o for o in outcomes if o.status not in ("eager", "capture")]
+    able = [o for o in outcomes if o.status not in ("eager", "capture", "alike")]
     if able:
         right = sum(o.status in ("right", "no kernel") for o in able)
         summary.add_row("right, of those that torch can do", f"{100 * right / len(able):.1f} %")
@@ -100,7 +100,7 @@ def report(console: Console, outcomes: Sequence[Outcome], settings: Settings) ->
             table.add_row(name, str(missing[name]), str(alone[name]))
         console.print(table)
 
-    for status in ("wrong", "rounding", "error", "crash", "timeout"):
+    for status in ("wrong", "rounding", "alike", "error", "crash", "timeout"):
         bad = sorted((o for o in outcomes if o.status == status), key=lambda o: o.name)
         if bad:
             console.print(alike(STATUSES[status], bad))

@@ -38,6 +38,7 @@ STATUSES = {
     "unsupported": "an operator without a definition (strict)",
     "no kernel": "right, but no native kernel ran",
     "capture": "torch cannot capture the entry as one graph",
+    "alike": "torch's own capture (aot_eager) is as wrong, or refuses it too",
     "error": "the compiler raised",
     "crash": "the process died",
     "timeout": "took too long",
