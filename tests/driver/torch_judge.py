@@ -17,6 +17,7 @@ from tests.shrinking import error
 from tests.suites.adapter import unsupported_operators
 from tests.suites.rounding import FACTOR, NUDGES, Nudged, nudged
 from tilewright.bench.oracle import InDouble
+from tilewright.capture.torch.recurrent import recurrent_layers
 from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.node import Graph
@@ -49,7 +50,8 @@ def failure(program: Program) -> Failure | None:
     for backend in CAPTURED:
         torch._dynamo.reset()
         try:
-            captured = _all_calls(program, _compiled(program, backend, {}))
+            with torch._dynamo.config.patch(allow_rnn=True):
+                captured = _all_calls(program, _compiled(program, backend, {}))
         except Exception as problem:
             return skipped("torch's own capture refuses them", f"{problem}\n{found}")
         if not isinstance(ours, Failure) and _judged(program, ours, captured) is None:
@@ -99,7 +101,8 @@ def _compiled(program: Program, backend: str | Callable[..., Any], options: Any)
 def _ours(program: Program, strict: bool) -> list[Ran] | Failure:
     """What the compiled program gives. Where an operator has no translation, eager runs it."""
     try:
-        ran = _all_calls(program, _compiled(program, timed, {"strict": strict}))
+        with recurrent_layers():
+            ran = _all_calls(program, _compiled(program, timed, {"strict": strict}))
     except Exception as problem:  # reported with the program that shows it
         if strict and unsupported_operators(problem):
             torch._dynamo.reset()
