@@ -23,7 +23,7 @@ from tilewright.bench.oracle import disagreements, in_double, shape_disagreement
 # Memory nobody wrote: only its shape and dtype can be compared.
 UNINITIALISED = ("empty", "new_empty", "resize_")
 # Of values and where they are, which of equal ones is meant is not said: what stands there counts.
-ANY_OF_EQUAL = ("topk", "kthvalue")
+ANY_OF_EQUAL = ("topk", "kthvalue", "sort", "argsort")
 
 
 def call_plainly(op: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -118,21 +118,15 @@ def _check_sample(outcome: Outcome, op: Any, sample: Any, settings: Settings) ->
 
         def once(*args: Any, **kwargs: Any) -> Any:
             if not settings.gradients:
-                return settled(function(*args, **kwargs), *args, **kwargs), _tensors((args, kwargs))
+                return settled(op, function(*args, **kwargs), args, kwargs), _tensors(
+                    (args, kwargs)
+                )
             wanted = [x for x, asked in zip(_tensors((args, kwargs)), asks) if asked]
             for x in wanted:
                 x.requires_grad_()
             return _with_gradients(function(*args, **kwargs), wanted, sample.output_process_fn_grad)
 
         return once
-
-    def settled(results: Any, x: Any, k: int = 0, dim: int = -1, *_: Any, **named: Any) -> Any:
-        if op.name not in ANY_OF_EQUAL:
-            return results
-        values, places = results
-        dim = named.get("dim", dim)
-        at = places if places.dim() == x.dim() else places.unsqueeze(dim)
-        return values, x.reshape(1).take(at) if x.dim() == 0 else x.gather(dim, at), places.shape
 
     def draw(function: Callable) -> Callable[[int], Any]:
         use = using(function)
@@ -196,6 +190,21 @@ def _check_sample(outcome: Outcome, op: Any, sample: Any, settings: Settings) ->
         return
     if problems:
         outcome.status, outcome.detail = "wrong", "; ".join(problems)
+
+
+def settled(op: Any, results: Any, args: Any, kwargs: Any) -> Any:
+    """Of places that any order of equal values may give: what stands there, and of a whole order
+    that each place is there once. A stable sort has one order only."""
+    if op.name not in ANY_OF_EQUAL or kwargs.get("stable"):
+        return results
+    first = 1 if op.name in ("sort", "argsort") else 2  # where the axis stands among arguments
+    dim = kwargs.get("dim", args[first] if len(args) > first else -1)
+    places = results if isinstance(results, torch.Tensor) else results[1]
+    x = args[0].reshape(1) if args[0].dim() == 0 else args[0]
+    at = places if places.dim() == x.dim() else places.unsqueeze(dim if args[0].dim() else 0)
+    there = x.gather(dim, at)
+    once = at.sort(dim).values if first == 1 else places.shape
+    return () if results is places else results[0], there, once
 
 
 def _with_gradients(results: Any, wanted: list[torch.Tensor], processed: Callable) -> Any:
