@@ -3,7 +3,7 @@
     python -m tests.driver.optimizer_steps [--layers 24] [--width 256] [--threads 1] [--rounds 40]
         [--only adam ...] [--inductor] [--clip]
 
-For every optimizer: seconds to compile, kernels and calls of kernels, and the milliseconds of a step
+For every optimizer: seconds to compile, kernels and calls of these, and the milliseconds of a step
 of each contender, called in turns, as the smallest and the median. The largest error of the
 parameters after the steps is given beside eager's, both against float64. Nothing is asserted: it is
 for a machine that does nothing else.
@@ -114,9 +114,8 @@ def measure(name: str, given: argparse.Namespace) -> None:
     last = ours.step.units[-1].programs[0].kernels
     count, size = len(start), sum(x.numel() for x in start)
     print(f"{name}: {count} parameters, {size / 1e6:.1f} million elements")
-    print(
-        f"  {kernels} kernels in all; the last program {len(last)}, {sum(k.calls for k in last)} calls"
-    )
+    calls = sum(k.calls for k in last)
+    print(f"  {kernels} kernels in all; the last program {len(last)}, {calls} calls of them")
     for x in found:
         took = f"{first[x.name]:6.1f} s for the first two steps"
         low, middle = min(x.times) * 1e3, median(x.times) * 1e3
