@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from tests.graph.build import TARGET, arg, arguments, fused, graph, run_planned
+from tests.graph.build import TARGET, arg, arguments, fused, run_planned
 from tests.graph.random_graphs import random_graph
 from tilewright import ops
 from tilewright.base.events import Log

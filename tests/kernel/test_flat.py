@@ -11,7 +11,7 @@ from tilewright.kernel.text import group_text
 
 
 def group(*outputs: Node) -> Group:
-    nodes = [n for n in topological(outputs) if n.inputs or not n.op.name == "input"]
+    nodes = [n for n in topological(outputs) if n.op.name != "input"]
     inputs = [n for n in topological(outputs) if n.op.name == "input"]
     return build_group("kernel", nodes, inputs, outputs)
 

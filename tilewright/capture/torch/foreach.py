@@ -93,18 +93,43 @@ _OTHERWISE: dict[str, Function] = {
 
 def of_numbers(table: dict[Any, Function]) -> dict[OpOverload, Function]:
     """Operators with a factor beside their operands: where it is a number that is known at the call
-    only, it is multiplied by; otherwise they stay as the table has them."""
+    only, it is multiplied by; otherwise they stay as the table has them. Two of them are written
+    out always, as eager computes them: torch has many more operators for them."""
     made = {
         aten.add.Tensor: lambda x, y, *, alpha: _wide(lambda a, b: a + b * alpha, x, y),
         aten.sub.Tensor: lambda x, y, *, alpha: _wide(lambda a, b: a - b * alpha, x, y),
-        aten.addcmul.default: lambda x, y, z, *, value: _wide(_plus_product(value), x, y, z),
         aten.addcdiv.default: lambda x, y, z, *, value: _wide(_plus_quotient(value), x, y, z),
-        aten.lerp.Scalar: lambda x, y, w: _wide(lambda a, b: a + w * (b - a), x, y),
     }
-    return {op: _where_unknown(one, table.get(op)) for op, one in made.items()}
+    unknown = {op: _where_unknown(one, table.get(op)) for op, one in made.items()}
+    return unknown | {
+        aten.addcmul.default: _of_floats(_addcmul, table.get(aten.addcmul.default)),
+        aten.lerp.Scalar: _of_floats(_lerp, table.get(aten.lerp.Scalar)),
+    }
+
+
+def _addcmul(x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
+    return _wide(_plus_product(value), x, y, z)
+
+
+def _lerp(x: Any, y: Any, weight: Any) -> Any:
+    """From the nearer end, where it is known which that is."""
+    if not isinstance(weight, torch.SymFloat) and abs(weight) >= 0.5:
+        return _wide(lambda a, b: b - (b - a) * (1 - weight), x, y)
+    return _wide(lambda a, b: a + weight * (b - a), x, y)
+
+
+def _of_floats(one: Function, otherwise: Function | None) -> Function:
+    def decomposed(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if x.dtype.is_floating_point:
+            return one(x, *args, **kwargs)
+        return NotImplemented if otherwise is None else otherwise(x, *args, **kwargs)
+
+    return decomposed
 
 
 def _plus_product(value: Any) -> Function:
+    if isinstance(value, (int, float)) and value == 1:
+        return lambda a, b, c: a + b * c
     return lambda a, b, c: a + value * (b * c)
 
 
@@ -114,10 +139,10 @@ def _plus_quotient(value: Any) -> Function:
 
 def _wide(fn: Function, *xs: torch.Tensor) -> torch.Tensor:
     """Eager rounds to 16 bits once, in the end."""
-    to = torch.result_type(xs[0], xs[1])
-    if to in (torch.float16, torch.bfloat16):
-        xs = tuple(x.to(torch.float32) for x in xs)
-    return fn(*xs).to(to)
+    to = xs[0].dtype
+    if to not in (torch.float16, torch.bfloat16) or any(x.dtype is not to for x in xs):
+        return fn(*xs)
+    return fn(*(x.to(torch.float32) for x in xs)).to(to)
 
 
 def _where_unknown(one: Function, otherwise: Function | None) -> Function:
