@@ -85,6 +85,15 @@ def test_an_input_that_is_read_afterwards_is_not_replaced() -> None:
     assert in_place(fused(*both), {0: a, 1: b}) in ({1}, {0}, set())
 
 
+def test_no_other_value_lies_where_the_input_is() -> None:
+    """A value that the result may overwrite would have had the memory of the result before it."""
+    a, b = arg("a", 4), arg("b", 4)
+    sums = ops.mul(b, b)
+    most = ops.sum(sums, (0,))
+    new = ops.add(a, ops.mul(sums, most))
+    assert in_place(fused(new, ops.sum(new, (0,))), {0: a}) == {0}
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_graphs(seed: int) -> None:
     g = random_graph(seed, 30)

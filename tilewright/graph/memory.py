@@ -95,10 +95,15 @@ class _Planner:
         for k, c in enumerate(self.fused.clusters):
             taken: set[Node] = set()
             for o in c.outputs:
-                self.give(self.fused.batch(k), c, o, last, results, taken)
                 x = self.updates.get(results.get(o, -1))
                 if x is not None and x not in copied and self.replaces(k, c, o, x, last):
+                    # No other value lives there before it: x does.
+                    batch = self.fused.batch(k)
+                    size = aligned(nbytes(o.ttype))
+                    self.storage[o] = _Storage([o], size, batch, last[o], results[o])
                     updated.append((results[o], x))
+                else:
+                    self.give(self.fused.batch(k), c, o, last, results, taken)
         for x in self.overwritten:
             if x in self.storage and self.storage[x].nodes == [x]:
                 del self.storage[x]

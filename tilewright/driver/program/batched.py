@@ -4,7 +4,7 @@ calls of kernels of any length, which the threads share piece by piece."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Protocol
 
 from tilewright.driver.program.distinct import Distinct, structure
@@ -35,9 +35,18 @@ class Kernels(Protocol):
 class Batches:
     """The batches of one entry function."""
 
-    def __init__(self, kernels: Kernels, fused: Fused, p: Plan, where: Where) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        fused: Fused,
+        p: Plan,
+        where: Where,
+        apart: Collection[Cluster] = (),
+    ) -> None:
+        """Clusters that are `apart` are calls of their own: their kernels take sizes."""
         self.kernels, self.fused, self.plan, self.where = kernels, fused, p, where
-        self.batch = {c.outputs: fused.batch(k) for k, c in enumerate(fused.clusters)}
+        alone = {c.outputs: -k - 1 for k, c in enumerate(apart)}
+        self.batch = {c.outputs: fused.batch(k) for k, c in enumerate(fused.clusters)} | alone
         self.sizes = Counter(self.batch.values())
         self.known: dict[Hashable, Flat | None] = {}
 

@@ -327,7 +327,7 @@ class Builder:
         extra: Dim = 0
         clusters = [by_first_use(c) for c in fused.clusters]
         sized = for_any_size([c for c in clusters if _apart(c, p)]) if self.any_size else {}
-        batches = Batches(self, fused, p, where)
+        batches = Batches(self, fused, p, where, sized)
         for some in batches.of(clusters):
             c = some[0]
             flow = control_of(c)
