@@ -206,7 +206,7 @@ class Session:
         compilation = str(CompileContext.current_compile_id())
         captured = translate(
             gm,
-            weights=plain or (static_inputs() if kind == "inference" else ()),
+            weights=plain or (_weights(gm) if kind == "inference" else ()),
             random=self.options.random,
             name=f"{kind}{len(self.units)}",
             checks=self.options.checks and knobs.checks.get(),
@@ -258,7 +258,12 @@ class Session:
                     f"{name} is for models on the CPU", hint="leave it out, or use .cpu()"
                 )
 
-    def compile_graph(self, graph: Graph, machine: Machine | None = None) -> Program:
+    def compile_graph(
+        self,
+        graph: Graph,
+        machine: Machine | None = None,
+        updates: tuple[tuple[int, int], ...] = (),
+    ) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
         given = self.options
@@ -272,6 +277,7 @@ class Session:
             choose=given.choose,
             tune_seconds=given.tune_seconds,
             one_kernel=given.one_kernel and machine is not None,
+            updates=updates,
         )
         return compile_graph(graph, options, self.log, machine)
 
@@ -443,6 +449,17 @@ def static_inputs() -> tuple[int, ...]:
     """Inputs that AOTAutograd marks static: parameters and buffers."""
     meta = metadata()
     return tuple(meta.static_input_indices) if meta is not None else ()
+
+
+def _weights(gm: torch.fx.GraphModule) -> tuple[int, ...]:
+    """Inputs from which values are derived once for many calls. Where the graph changes half of
+    what is static, as an optimizer's does, every call would derive them again."""
+    given = {n: k for k, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    changed = {given[n.args[0]] for n in copies if n.args[0] in given}
+    static = static_inputs()
+    kept = tuple(k for k in static if k not in changed)
+    return kept if 2 * len(kept) > len(static) else ()
 
 
 def given_results() -> int:
