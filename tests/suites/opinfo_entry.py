@@ -118,9 +118,8 @@ def _check_sample(outcome: Outcome, op: Any, sample: Any, settings: Settings) ->
 
         def once(*args: Any, **kwargs: Any) -> Any:
             if not settings.gradients:
-                return settled(op, function(*args, **kwargs), args, kwargs), _tensors(
-                    (args, kwargs)
-                )
+                results = function(*args, **kwargs)
+                return settled(op, results, args, kwargs), _tensors((args, kwargs))
             wanted = [x for x, asked in zip(_tensors((args, kwargs)), asks) if asked]
             for x in wanted:
                 x.requires_grad_()
