@@ -40,7 +40,7 @@ GROWTH = 5
 
 
 @dataclass(frozen=True)
-class FoldConstants(Pass, repeats=True, inside=True):
+class FoldConstants(Pass, repeats=True, inside=True, regions=True):
     """Replace nodes over constants by their value, where it has at most `limit` elements.
 
     What is filled with one value stays so (`full`), whatever its size. Index ramps (`iota`) are
@@ -76,7 +76,9 @@ class FoldConstants(Pass, repeats=True, inside=True):
         operands = maker.inputs
         if not operands or maker.op.random or hasattr(maker.op, "interpret"):
             return False
-        known = all(isinstance(x.op, Constant) or x.op.name == "full" for x in operands)
+        known = all(
+            x.op.name == "full" or (isinstance(x.op, Constant) and not x.op.passed) for x in operands
+        )
         literal = any(isinstance(x.op, Constant) for x in operands)
         sizes = [x.ttype.size for x in (n, *operands)]
         return known and literal and all(isinstance(s, int) and s <= self.limit for s in sizes)

@@ -178,8 +178,8 @@ def is_row_shape(shape: tuple[Dim, ...], row: Region) -> bool:
 
 
 def is_scalar_constant(n: Node) -> bool:
-    """Literals of one element are written into the code."""
-    return isinstance(n.op, Constant) and n.op.literal.array.size == 1
+    """Literals of one element are written into the code, unless kernels are to share theirs."""
+    return isinstance(n.op, Constant) and n.op.literal.array.size == 1 and not n.op.passed
 
 
 def trace(n: Node, inlined: Container[Node]) -> tuple[Read, ...]:
