@@ -265,6 +265,11 @@ class Shortened:
             for j in places
         }
 
+    @property
+    def others(self) -> int:
+        """Nodes that are in no region of the run."""
+        return len(self.run.row.nodes) - self.run.count * self.run.period
+
     @cached_property
     def slots(self) -> dict[Node, tuple[int, int]]:
         """Of what is given to kept regions: its place, and the region's number among those."""
@@ -293,7 +298,7 @@ class Shortened:
             if run is None or run.count < LEAST or not self._covers(run, region):
                 continue
             found = Lengthened(self, made, run)
-            if found.results is not None:
+            if found.results is not None and found.is_complete:
                 return found
         return None
 
@@ -365,7 +370,7 @@ class Lengthened:
                 asked.append(key)
                 continue
             position = run.row.at[next(kept)]
-            if at >= end and position >= run.start:
+            if position >= run.end or (at >= end and position >= run.start):
                 position += self.more
             asked.append(position)
             if inside:
@@ -386,6 +391,13 @@ class Lengthened:
         lowest = run.start - REACH * run.period
         inserted = [p for p, x in zip(found, asked, strict=True) if not isinstance(x, int)]
         return tuple(found) if all(p >= lowest for p in inserted) else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Does the whole graph have all nodes of the written out one, and the types that it had?"""
+        types = [o.type for o in self.of.whole.outputs]
+        reached = set(self.graph.nodes())
+        return [o.type for o in self.graph.outputs] == types and reached.issuperset(self.nodes)
 
     @cached_property
     def graph(self) -> Graph:
@@ -459,11 +471,16 @@ def shortened(graph: Graph) -> Shortened | None:
     return None if run is None else Shortened(graph, run)
 
 
+def _all(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
+    return change(graph)
+
+
 def by_regions(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
     """`change(graph)`, where each of several equal regions becomes the same: made of a graph with
     a few of them, and written out."""
     short = shortened(graph)
     if short is None:
         return change(graph)
-    found = short.lengthened(by_regions(short.graph, change))
+    again = short.others > FEW  # there may be another run
+    found = short.lengthened((by_regions if again else _all)(short.graph, change))
     return change(graph) if found is None else found.graph
