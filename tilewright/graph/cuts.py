@@ -19,7 +19,7 @@ from tilewright.graph.order import few_live_bytes
 from tilewright.graph.siblings import sums_first
 from tilewright.graph.totals import totals_last
 from tilewright.ir.node import Graph, Node
-from tilewright.ir.repeated import Lengthened, Shortened
+from tilewright.ir.repeated import REACH, Lengthened, Run, Shortened
 from tilewright.ir.target import Target
 
 
@@ -108,7 +108,9 @@ def lengthened(short: Shortened, found: Cuts) -> Cuts | None:
     long = short.lengthened(found.graph)
     if long is None:
         return None
-    at = long.run.row.at
+    run, at = long.run, long.run.row.at
+    if any(_span(c.cluster, run) > REACH * run.period for c in found.cuts):
+        return None
     cuts = _Decided(long, _moved_cut, [(max(map(at.get, c.cluster.nodes)), c) for c in found.cuts])
     refusals = _Decided(long, _moved_refusal, [(at[r.consumer], r) for r in found.refusals])
     aliases = _Decided(long, _moved_alias, [(at[a[0]], a) for a in found.aliases.items()])
@@ -116,8 +118,23 @@ def lengthened(short: Shortened, found: Cuts) -> Cuts | None:
     for region in range(1, long.run.count):
         if all(x.repeats(region) for x in all_):
             made = [x.written_out(region) for x in all_]
-            return Cuts(long.graph, tuple(made[0]), tuple(made[1]), dict(made[2]))
+            cuts = Cuts(long.graph, tuple(made[0]), tuple(made[1]), dict(made[2]))
+            return cuts if _is_complete(cuts) else None
     return None
+
+
+def _span(c: Cluster, run: Run) -> int:
+    """Over how many nodes of a row a cluster extends, without what regions share."""
+    places = [k for n in c.nodes if (k := run.row.at[n]) >= run.start]
+    return max(places) - min(places) if places else 0
+
+
+def _is_complete(found: Cuts) -> bool:
+    """Is every value that is read stored once?"""
+    stored = Counter(o for c in found.cuts for o in c.cluster.outputs)
+    read = [x for c in found.cuts for x in c.cluster.inputs]
+    bases = {found.aliases.get(x, x) for x in (*read, *found.graph.outputs)}
+    return max(stored.values()) == 1 and all(stored[x] for x in bases if x.inputs)
 
 
 def _moved_cut(c: Cut, to: Moved) -> Cut:

@@ -373,7 +373,7 @@ class _Fuser:
             if any(p in self.results for p in c.nodes):
                 why = "more than one consumer", "its value is also a result"
             elif len(targets) > 1:
-                why = "more than one consumer", f"{len(targets)} kernels read it"
+                why = "more than one consumer", "several kernels read it"
             else:
                 (e,) = targets.values()
                 why = self.absorbable(c, e, edges) or self.too_large(c, e)

@@ -33,7 +33,7 @@ KEPT = 5  # … and in all
 LEAST = 3  # equal regions of a result: two in a row do not tell that a third one follows
 REACH = 2  # an operand lies in its region, or so many before it, at most
 PERIODS = 6  # distances between equal nodes that are tried, the most frequent ones
-FEW = 96  # nodes of a graph that is small enough as it is
+FEW = 64  # nodes of a graph that is small enough as it is
 
 Kinds = np.ndarray
 
@@ -422,47 +422,54 @@ class Lengthened:
                 add(self.nodes[k], where)
             elif k >= run.end:
                 add(self.nodes[k + self.more], where)
-        lines = _Lines(of)
-        last = run.start + (run.count - 1) * run.period
+        middle = run.count // 2
+        lines = _Lines(of, self.first_region + middle)
         for j in range(run.period):
-            where = made.places.get(run.row.nodes[last + j])
+            where = made.places.get(run.row.nodes[run.start + middle * run.period + j])
             if where:
                 for i in range(run.count + of.left_out):
-                    back = run.count + of.left_out - 1 - i
-                    add(self.nodes[run.start + j + i * run.period], lines.moved(where, back))
+                    here = lines.moved(where, self.first_region + i)
+                    add(self.nodes[run.start + j + i * run.period], here)
         return out
+
+    @cached_property
+    def first_region(self) -> int:
+        """The region of the whole graph of which the first one of the run has what is given."""
+        nodes = self.run.row.nodes[self.run.start : self.run.start + self.run.period]
+        return min(self.of.slots[n][1] for n in nodes if n in self.of.slots)
 
 
 class _Lines:
-    """Which lines of other regions stand where a region has some line."""
+    """Which lines of other regions stand where a region of the short graph has some line. A region
+    of a result may have something of its neighbours, so these are looked at too."""
 
-    def __init__(self, of: Shortened) -> None:
-        self.of = of
-        self.known: dict[int, dict[Place, frozenset[Place]]] = {}
+    def __init__(self, of: Shortened, known: int) -> None:
+        self.run, self.places = of.run, of.whole.places
+        self.known = known if known < HEAD else known + of.left_out
+        nodes = self.run.row.nodes[self.run.start : self.run.end]
+        found = [self.places.get(n) for n in nodes]
+        self.same = found[self.run.period :] == found[: -self.run.period]
+        self.tables: dict[int, dict[Place, frozenset[Place]]] = {}
 
-    def moved(self, where: frozenset[Place], back: int) -> frozenset[Place]:
-        """Lines of the last region, as those of one that is so many regions before it."""
-        if back == 0:
+    def moved(self, where: frozenset[Place], region: int) -> frozenset[Place]:
+        """Lines of the known region, as those of another one."""
+        if self.same or region == self.known:
             return where
-        if back not in self.known:
-            self.known[back] = self._table(back)
-        table = self.known[back]
-        if not table:
-            return where
+        if region not in self.tables:
+            self.tables[region] = self._table((region - self.known) * self.run.period)
+        table = self.tables[region]
         return frozenset[Place]().union(*(table.get(x, {x}) for x in where))
 
-    def _table(self, back: int) -> dict[Place, frozenset[Place]]:
-        run, places = self.of.run, self.of.whole.places
+    def _table(self, further: int) -> dict[Place, frozenset[Place]]:
+        run, places = self.run, self.places
+        first = run.start + (self.known - 1) * run.period
         out: dict[Place, frozenset[Place]] = {}
-        differ = False
-        for k in range(run.end - run.period, run.end):
-            mine = places.get(run.row.nodes[k], frozenset())
-            theirs = places.get(run.row.nodes[max(k - back * run.period, 0)], frozenset())
-            if mine != theirs:
-                differ = True
-            for x in mine:
-                out[x] = out.get(x, frozenset()) | theirs
-        return out if differ else {}
+        for k in range(max(first, run.start), min(first + 3 * run.period, run.end)):
+            if run.start <= k + further < run.end:
+                theirs = places.get(run.row.nodes[k + further], frozenset())
+                for x in places.get(run.row.nodes[k], ()):
+                    out[x] = out.get(x, frozenset()) | theirs
+        return out
 
 
 def shortened(graph: Graph) -> Shortened | None:
