@@ -36,7 +36,7 @@ _AFTER = ("Simplify", "KeyBlocks", "ChannelsLast", "Winograd", "DotProducts")
 
 
 @dataclass(frozen=True)
-class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
+class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
     """Rewrite the packed operand of every contraction where packing pays."""
 
     target: Target = of_target(_NEON, lambda t: t)

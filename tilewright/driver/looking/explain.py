@@ -400,6 +400,11 @@ def _passes(runs: Sequence[PassRun]) -> Iterator[Any]:
             table.add_row(r.text, f"{r.before} → {r.after}", str(r.changed), f"{r.seconds:.3f}")
     if table.row_count:
         yield table
+    if short := next((r for r in runs if r.whole), None):
+        yield Text(
+            f"  counted on {short.before} of {count(short.whole, 'node')}: "
+            "of equal regions, a few were rewritten for all"
+        )
     idle = [r.text for r in runs if not r.changed and r.before == r.after]
     if idle:
         yield Text(f"  no change by {', '.join(idle)}")
