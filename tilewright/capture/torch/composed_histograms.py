@@ -20,7 +20,9 @@ def _steps(low: Tensor, high: Tensor, count: int) -> Tensor:
 def _ends(x: Tensor, span: Sequence[float] | None, axis: int, rank: int) -> tuple[Tensor, Tensor]:
     """The outermost edges along one axis of the points [n, rank]."""
     if span is not None:
-        low, high = (torch.full((), v, dtype=x.dtype, device=x.device) for v in span[2 * axis :][:2])
+        low, high = (
+            torch.full((), v, dtype=x.dtype, device=x.device) for v in span[2 * axis :][:2]
+        )
     elif x.shape[0] == 0:
         low, high = x.new_zeros(()), x.new_ones(())
     else:
