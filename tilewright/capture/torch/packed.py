@@ -1,16 +1,17 @@
 """Packed sequences, captured.
 
-Torch refuses to look into `pack_padded_sequence`, since data decides the size of what it gives. What
-stands in its place while a program is captured keeps the padded sequences and their lengths beside
-the packed form. Recurrent layers and `pad_packed_sequence` work on those, whose sizes are known:
-steps beyond a sequence's end leave its state as it is. The packed form itself is computed only where
-it is read.
+Torch refuses to look into `pack_padded_sequence`, since data decides the size of what it gives.
+What stands in its place while a program is captured keeps the padded sequences and their lengths
+beside the packed form. Recurrent layers and `pad_packed_sequence` work on those, whose sizes are
+known: steps beyond a sequence's end leave its state as it is. The packed form itself is computed
+only where it is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -196,14 +197,28 @@ def _redirected(theirs: Callable[..., Any], attribute: str) -> Callable[..., Any
     return call_function
 
 
+_CLASSES: tuple[Any, ...] = (UserFunctionVariable, SkipFunctionVariable)
+_lock = Lock()
+_inside_captures = 0  # captures under way, of all threads
+_before: list[Any] = []
+
+
 @contextmanager
 def packed_sequences() -> Iterator[None]:
-    """Dynamo goes into these functions in place of torch's."""
-    before = UserFunctionVariable.call_function, SkipFunctionVariable.call_function
-    UserFunctionVariable.call_function = _redirected(before[0], "fn")  # type: ignore[method-assign]
-    SkipFunctionVariable.call_function = _redirected(before[1], "value")  # type: ignore[method-assign]
+    """Dynamo goes into these functions in place of torch's, while any capture is under way: the
+    first one puts them there, and the last one takes them away."""
+    global _inside_captures
+    with _lock:
+        _inside_captures += 1
+        if _inside_captures == 1:
+            _before[:] = [c.call_function for c in _CLASSES]
+            for c, theirs, name in zip(_CLASSES, _before, ("fn", "value"), strict=True):
+                c.call_function = _redirected(theirs, name)
     try:
         yield
     finally:
-        UserFunctionVariable.call_function = before[0]  # type: ignore[method-assign]
-        SkipFunctionVariable.call_function = before[1]  # type: ignore[method-assign]
+        with _lock:
+            _inside_captures -= 1
+            if _inside_captures == 0:
+                for c, theirs in zip(_CLASSES, _before, strict=True):
+                    c.call_function = theirs
