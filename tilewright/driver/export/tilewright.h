@@ -1171,6 +1171,19 @@ static int tw__describe(tw_package *p) {
 #define TW__MACHINE "another one"
 #endif
 
+#if defined(__x86_64__)
+/* Registers of tiles, bit 18, are saved for processes that requested them: arch_prctl, in Linux. */
+static int tw__tiles_permitted(void) {
+#if defined(__linux__)
+  long code = 158;
+  __asm__ volatile("syscall" : "+a"(code) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+  return code == 0;
+#else
+  return 0;
+#endif
+}
+#endif
+
 /* One word of a feature's test, such as "cpuid:7:0:ebx:5" or "hwcap:20"; unknown ones fail. */
 static int tw__holds(const char *word) {
   unsigned long bit;
@@ -1187,7 +1200,8 @@ static int tw__holds(const char *word) {
   }
   if (sscanf(word, "xcr0:%llu", &mask) == 1) {
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return ((((unsigned long long)high << 32) | low) & mask) == mask;
+    if (((((unsigned long long)high << 32) | low) & mask) != mask) return 0;
+    return !(mask >> 18 & 1) || tw__tiles_permitted();
   }
 #elif defined(__linux__)
   if (sscanf(word, "hwcap:%lu", &bit) == 1) return bit < 64 && getauxval(16) >> bit & 1;
