@@ -9,18 +9,15 @@ only where it is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from threading import Lock
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo import config as dynamo_config
-from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from tilewright.capture.torch.recurrent import define_packed
+from tilewright.capture.torch.substitutes import Takes, substitute
 
 _EMPTY = (
     "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"
@@ -159,66 +156,18 @@ def recurrent(layer: Any, input: Packed, hx: Any = None) -> tuple[Packed, Any]:
     return out, (tuple(last) if several else last[0])
 
 
+def _is_packed(place: int) -> Takes:
+    """Of others, which come from outside, not even the number of sequences is known."""
+
+    def takes(operands: Sequence[Any]) -> bool:
+        return len(operands) > place and operands[place].python_type() is Packed
+
+    return takes
+
+
 define_packed(_inside)
 
-_ALWAYS: dict[Any, Callable[..., Any]] = {pack_padded_sequence: packed}
-# In place of these, where the operand of this number is a packed sequence of ours.
-_OF_PACKED: dict[Any, tuple[int, Callable[..., Any]]] = {
-    pad_packed_sequence: (0, unpacked),
-    nn.LSTM.forward: (1, recurrent),
-    nn.GRU.forward: (1, recurrent),
-    nn.RNN.forward: (1, recurrent),
-}
-
-
-def _instead(function: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """What Dynamo goes into in place of a function."""
-    try:
-        found = _ALWAYS.get(function)
-        place, of_packed = _OF_PACKED.get(function, (-1, None))
-    except TypeError:  # it cannot be looked up
-        return None
-    if of_packed is None or len(args) <= place:
-        return found
-    return of_packed if args[place].python_type() is Packed else None
-
-
-def _redirected(theirs: Callable[..., Any], attribute: str) -> Callable[..., Any]:
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        other = _instead(getattr(self, attribute, None), args)
-        if other is None:
-            return theirs(self, tx, args, kwargs)
-        # The longest sequence is a number that is read from data; others are as the user says.
-        with dynamo_config.patch(
-            capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
-        ):
-            return UserFunctionVariable(other).call_function(tx, args, kwargs)
-
-    return call_function
-
-
-_CLASSES: tuple[Any, ...] = (UserFunctionVariable, SkipFunctionVariable)
-_lock = Lock()
-_inside_captures = 0  # captures under way, of all threads
-_before: list[Any] = []
-
-
-@contextmanager
-def packed_sequences() -> Iterator[None]:
-    """Dynamo goes into these functions in place of torch's, while any capture is under way: the
-    first one puts them there, and the last one takes them away."""
-    global _inside_captures
-    with _lock:
-        _inside_captures += 1
-        if _inside_captures == 1:
-            _before[:] = [c.call_function for c in _CLASSES]
-            for c, theirs, name in zip(_CLASSES, _before, ("fn", "value"), strict=True):
-                c.call_function = _redirected(theirs, name)
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside_captures -= 1
-            if _inside_captures == 0:
-                for c, theirs in zip(_CLASSES, _before, strict=True):
-                    c.call_function = theirs
+substitute(pack_padded_sequence, packed)
+substitute(pad_packed_sequence, unpacked, _is_packed(0))
+for _layer in (nn.LSTM, nn.GRU, nn.RNN):
+    substitute(_layer.forward, recurrent, _is_packed(1))

@@ -170,7 +170,7 @@ _PACKED = (
     "packed_recurrent(str mode, Tensor x, Tensor lengths, Tensor[] hx, Tensor[] params, "
     "bool has_biases, int num_layers, float dropout, bool train, bool bidirectional) -> Tensor[]"
 )
-_library = torch.library.Library("tilewright", "DEF")
+LIBRARY = torch.library.Library("tilewright", "DEF")
 
 
 def define_packed(inside: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
@@ -197,8 +197,8 @@ def define_packed(inside: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
         rest = has_biases, num_layers, dropout, train, bidirectional, False
         return list(_layers(cell, x, hx, params, *rest, own))
 
-    _library.define(_PACKED)
-    _library.impl("packed_recurrent", packed_recurrent, "CompositeImplicitAutograd")
+    LIBRARY.define(_PACKED)
+    LIBRARY.impl("packed_recurrent", packed_recurrent, "CompositeImplicitAutograd")
 
 
 def as_scans() -> dict[OpOverload, Callable[..., Any]]:

@@ -25,9 +25,9 @@ from torch.utils import _pytree as pytree
 from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
-from tilewright.capture.torch.packed import packed_sequences
 from tilewright.capture.torch.places import place_in_frames
 from tilewright.capture.torch.recurrent import recurrent_layers
+from tilewright.capture.torch.substitutes import substitutes
 from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
@@ -261,7 +261,7 @@ class Compiled:
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._owner is not None:
             self._owner.watch()
-        with traceable(), recurrent_layers(), packed_sequences(), garbage_waits():
+        with traceable(), recurrent_layers(), substitutes(), garbage_waits():
             out = self._slow(self.original, args, kwargs)
         self.called = True
         if self._owner is not None:
