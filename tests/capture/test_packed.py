@@ -37,8 +37,9 @@ def agree(model: Model, *args: Any, grad: bool = False) -> None:
         if not grad:
             return list(out)
         model.zero_grad()
-        sum(x.sin().sum() for x in out if x.requires_grad).backward()
-        return [x.detach() for x in out] + [p.grad.clone() for p in model.parameters()]
+        torch.stack([x.sin().sum() for x in out if x.requires_grad]).sum().backward()
+        gradients = [p.grad for p in model.parameters()]
+        return [x.detach() for x in out] + [g.clone() for g in gradients if g is not None]
 
     for want, found in zip(run(model), run(fast), strict=True):
         torch.testing.assert_close(found, want)

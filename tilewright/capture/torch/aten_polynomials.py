@@ -40,9 +40,9 @@ def _polynomial(c: Context, x: Operand, n: Operand, first: Node | None, followin
     shape = c.out().shape
     x, n = (ops.expand(c.node(v, f64), shape) for v in (x, ops.trunc(c.node(n, f64))))
     one, zero = double(1), double(0)
-    first = x if first is None else ops.expand(first, shape)
+    start = x if first is None else ops.expand(first, shape)
     if any(D.known_eq(d, 0) for d in shape):
-        return cast(first, c.out().dtype)
+        return cast(start, c.out().dtype)
     many, number = TensorType(f64, shape), TensorType(f64, ())
     names = {"k": number, "p": many, "q": many, "x": many, "n": many, "most": number}
     k, p, q, at, degree, most = inputs = tuple(input(a, t) for a, t in names.items())
@@ -50,9 +50,9 @@ def _polynomial(c: Context, x: Operand, n: Operand, first: Node | None, followin
     below = ops.lt(k, degree)
     new = (ops.where(below, q, p), ops.where(below, following(k, at, p, q), q))
     body = Graph("body", inputs, (ops.add(k, one), *new))
-    start = one, ops.expand(one, shape), first
+    carried = one, ops.expand(one, shape), start
     largest = ops.amax(n, tuple(range(len(shape))))
-    _, _, out = parts(ops.while_loop(more, body, start, (x, n, largest)))
+    _, _, out = parts(ops.while_loop(more, body, carried, (x, n, largest)))
     out = ops.where(ops.eq(n, zero), one, ops.where(ops.lt(n, zero), zero, out))
     return cast(out, c.out().dtype)
 

@@ -99,8 +99,10 @@ def embedding_bag(
             kept.append(None)
             continue
         want = c.out(k)
-        same = found is not None and found.shape == want.shape
-        kept.append(cast(found, want.dtype) if same else ops.full(want.shape, 0, want.dtype))
+        if found is not None and found.shape == want.shape:
+            kept.append(cast(found, want.dtype))
+        else:
+            kept.append(ops.full(want.shape, 0, want.dtype))
     return (out, *kept[1:])
 
 

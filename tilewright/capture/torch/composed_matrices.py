@@ -25,13 +25,13 @@ def pinv(
         values, vectors = torch.linalg.eigh(a)
         size = values.abs()
         largest = size.amax(-1, keepdim=True)
+        left, right = vectors, vectors.mH
     else:
         u, size, vh = torch.linalg.svd(a, full_matrices=False)
         values, largest = size, size[..., :1]
+        left, right = vh.mH, u.mH
     least = rtol.unsqueeze(-1).to(size.dtype) * largest
     if atol is not None:
         least = torch.maximum(atol.unsqueeze(-1).to(size.dtype), least)
     inverse = torch.where(size > least, values.reciprocal(), 0.0).to(a.dtype)
-    if hermitian:
-        return (vectors * inverse.unsqueeze(-2)) @ vectors.mH
-    return vh.mH @ (inverse.unsqueeze(-1) * u.mH)
+    return left @ (inverse.unsqueeze(-1) * right)
