@@ -82,7 +82,19 @@ def bags() -> Iterator[Call]:
     assert bag.shape[0] in (0, n)
 
 
-@pytest.mark.parametrize("calls", [resampled, sampled, pooled, counted, inverted, bags])
+def averaged() -> Iterator[Call]:
+    x = torch.randint(-90, 90, (2, 3, 7, 8))
+    for how in (
+        ([2, 3], [], [0], False, True, None),
+        ([3, 2], [2, 3], [1, 1], True, True, None),
+        ([3, 3], [2, 2], [1], True, False, None),
+        ([2, 2], [2, 2], [0], False, True, 3),
+    ):
+        yield aten.avg_pool2d.default, (x, *how), {}
+    yield aten.avg_pool3d.default, (x.unsqueeze(0), [2, 2, 2], [1], [1], False, False), {}
+
+
+@pytest.mark.parametrize("calls", [averaged, resampled, sampled, pooled, counted, inverted, bags])
 def test_what_an_operator_is_composed_of(calls: Any) -> None:
     torch.manual_seed(0)
     table = compositions()
