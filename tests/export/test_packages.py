@@ -254,6 +254,7 @@ def test_damaged_packages(folder: Path, tmp_path: Path, case: str) -> None:
     path = tmp_path / "net"
     shutil.copytree(folder, path)
     damage(path)
+    Package(folder)  # the pool of threads stays
     before = _mapped()
     with pytest.raises(Failed) as caught:
         Package(path, flags=1)
