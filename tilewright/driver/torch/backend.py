@@ -306,6 +306,15 @@ class Session:
 
     def _report_fallbacks(self, captured: Captured) -> None:
         for call in (c for c in captured.host_calls if not c.trim):
+            if call.library:
+                self.log.add(
+                    "library",
+                    f"{call.library} is called for {call.operator}",
+                    where=call.place,
+                    operator=call.operator,
+                    library=call.library,
+                )
+                continue
             if self.options.strict and not self._asked_for(call):
                 raise FallbackError(
                     f"{call.operator} would run in eager: {call.why}",
