@@ -11,8 +11,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.nn import functional as F
 
+from tilewright import targets
 from tilewright.capture.torch.masks import masks_in_order
-from tilewright.capture.torch.partition import partition
+from tilewright.capture.torch.partition import Partition
 
 Function = Callable[..., torch.Tensor]
 
@@ -22,7 +23,9 @@ def boxed(gm: torch.fx.GraphModule, _: Any) -> Any:
 
 
 def parted(forward: Callable[..., Any] = boxed) -> Callable[..., Any]:
-    return aot_autograd(fw_compiler=forward, bw_compiler=boxed, partition_fn=partition)
+    return aot_autograd(
+        fw_compiler=forward, bw_compiler=boxed, partition_fn=Partition(targets.default())
+    )
 
 
 def kept(f: Function, *args: torch.Tensor) -> list[torch.fx.Node]:
