@@ -7,11 +7,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from tilewright.driver.api import history_of
 from tilewright.driver.program.options import Options
 from tilewright.driver.torch import backend
+from tilewright.runtime import profile
 
 
 @contextmanager
@@ -35,19 +38,24 @@ def programs_of(parts: Sequence[Any]) -> list[Any]:
     return [p for s in sessions for u in s.units for p in u.programs]
 
 
-def shown(step: Callable[[], Any], parts: Sequence[Any], rounds: int, most: int = 40) -> None:
-    """`step` makes a step of what `parts` were compiled for."""
+def shown(
+    step: Callable[[], Any], parts: Sequence[Any], rounds: int, cpu_time: bool, most: int = 40
+) -> None:
+    """`step` makes a step of what `parts` were compiled for. `cpu_time` counts the seconds of the
+    processor, which are those of one thread."""
     with profiled():
         for _ in range(3):
             step()
     took = []
     programs = programs_of(parts)
-    for p in programs:
-        p.details.marks.times.clear()
-    for _ in range(rounds):
-        began = time.perf_counter()
-        step()
-        took.append(time.perf_counter() - began)
+    clock = time.thread_time_ns if cpu_time else time.perf_counter_ns
+    with mock.patch.object(profile, "time", SimpleNamespace(perf_counter_ns=clock)):
+        for p in programs:
+            p.details.marks.times.clear()
+        for _ in range(rounds):
+            began = time.process_time() if cpu_time else time.perf_counter()
+            step()
+            took.append((time.process_time() if cpu_time else time.perf_counter()) - began)
     print(f"a step: {statistics.median(took) * 1e3:.1f} ms")
     rows = []
     for p in programs:

@@ -3,13 +3,14 @@
     python -m tests.driver.training_steps [NAME …] [--rounds 10] [--small] [--json out.json]
     python -m tests.driver.training_steps transformer --activation-memory 0.5 --only ours eager
     python -m tests.driver.training_steps unet --profile       # our kernels by their time
+    python -m tests.driver.training_steps lstm --cpu-time      # one thread, and its own time
     python -m tests.driver.training_steps --check --small      # gradients against float64
 
 All are compiled in one process, on the same weights, and make steps in turn; the table has medians.
 Memory is measured in processes of their own: `saved` is what autograd holds between a forward and
 its backward pass, weights and the batch left out; `peak` is how far a step grows the process, with
 gradients, after what the compiler kept of earlier steps was given back. Inductor takes part where
-there is a compiler of C++. No figure of a machine that does other work means anything.
+there is a compiler of C++. On a machine that does other work, only `--cpu-time` says something.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ import tilewright as tw
 from tests.driver import training_profile
 from tests.driver.training_models import MODELS, Trained, trained, without_chance
 from tilewright.bench.resident import ResidentPeak
+from tilewright.runtime import pool
 
 CONTENDERS = ("ours", "eager", "inductor")
 WARM = 3  # steps before anything is measured: the first compiles, the second packs
@@ -133,11 +135,12 @@ def measured(name: str, by: Sequence[str], given: argparse.Namespace) -> dict[st
         for _ in range(WARM):
             step()
         print(f"{name}: {WARM} first steps of {c}, {time.perf_counter() - began:.1f} s", flush=True)
+    clock = time.process_time if given.cpu_time else time.perf_counter
     for _ in range(given.rounds):
         for c, step in steps.items():
-            began = time.perf_counter()
+            began = clock()
             step()
-            found[c].seconds.append(time.perf_counter() - began)
+            found[c].seconds.append(clock() - began)
     for c, step in steps.items():
         for part in step.parts:
             report = tw.explain(part)
@@ -249,7 +252,7 @@ def profile(name: str, given: argparse.Namespace) -> None:
     """Our kernels by the time that they take in a step."""
     model, optimizer = made(name, given.small)
     step = Step("ours", model, optimizer, **options_of("ours", given))
-    training_profile.shown(step, step.parts, given.rounds)
+    training_profile.shown(step, step.parts, given.rounds, given.cpu_time)
 
 
 def main() -> int:
@@ -263,10 +266,14 @@ def main() -> int:
     parser.add_argument("--no-memory", action="store_true", help="no processes for memory")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--memory-of-one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.cpu_time:
+        given.threads = 1
     torch.set_num_threads(given.threads)
+    pool.set_threads(given.threads)
     names = given.names or list(MODELS)
     for name in names:
         if name not in MODELS:
