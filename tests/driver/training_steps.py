@@ -67,13 +67,17 @@ class Step:
         self.parts: list[Any] = []
         self.call: Callable[..., Any] = given.module
         self.update: Callable[[], Any] = optimizer.step
+
+        def update() -> None:  # a frame of its own: torch leaves the one of `step` to eager
+            optimizer.step()
+
         if by == "ours":
             self.call = tw.compile(given.module, **options)
-            self.update = torch.compile(optimizer.step, backend="tilewright")
+            self.update = torch.compile(update, backend="tilewright")
             self.parts = [self.call, self.update]
         elif by == "inductor":
             self.call = torch.compile(given.module)
-            self.update = torch.compile(optimizer.step)
+            self.update = torch.compile(update)
 
     def __call__(self) -> torch.Tensor:
         self.optimizer.zero_grad(set_to_none=True)
