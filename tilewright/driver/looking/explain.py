@@ -260,6 +260,7 @@ class Explanation:
                 ("graph-break", "graph break"),
                 ("recompile", "recompile"),
                 ("specialise", "specialisation"),
+                ("kept", "kept for the gradient"),
                 ("check", "checked at each call"),
             )
             for e in self.of(kind)
