@@ -85,6 +85,7 @@ def _check(outcome: Outcome, settings: Settings) -> None:
             outcome.status = "error" if captured() is not None else "capture"
         return
     outcome.kernels, outcome.fallbacks = work.kernels, work.fallbacks
+    outcome.libraries = work.libraries
 
     def again(drawn: torch.Generator) -> Any:
         other = copy.deepcopy(module)
