@@ -28,6 +28,7 @@ from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.places import place_in_frames
 from tilewright.capture.torch.recurrent import recurrent_layers
+from tilewright.capture.torch.substitutes import substitutes
 from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
@@ -261,7 +262,7 @@ class Compiled:
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._owner is not None:
             self._owner.watch()
-        with traceable(), recurrent_layers(), garbage_waits():
+        with traceable(), recurrent_layers(), substitutes(), garbage_waits():
             out = self._slow(self.original, args, kwargs)
         self.called = True
         if self._owner is not None:
@@ -404,7 +405,8 @@ def compile(
     """Compile a function or module; with examples now, otherwise at the first call.
 
     The examples are run once. What the call would change (buffers, in-place updates of inputs, the
-    random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph.
+    random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph;
+    calls of LAPACK for dense factorisations, which `tw.explain` names, are none.
 
     `own_weights=True` (a module, for inference, as one graph) gives back the memory of weights that
     are packed: the model is in memory once. Running the module in eager is then an error;

@@ -137,7 +137,7 @@ class Session:
             unit = self._unit("inference", graph, weight_positions(gm))
         except Unsupported:
             return None
-        return None if unit is None else lambda *args: unit(list(args))
+        return None if unit is None else unit.spread()
 
     def _by_aot(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
@@ -152,8 +152,16 @@ class Session:
             keep_inference_input_mutations=True,
         )
         compiled = wrap(gm, example_inputs)
-        made = self._steps.get(str(CompileContext.current_compile_id()))
-        return compiled if made is None else made.call(compiled)
+        compilation = str(CompileContext.current_compile_id())
+        made = self._steps.get(compilation)
+        if made is not None:
+            return made.call(compiled)
+        # What AOTAutograd puts around a graph takes longer than a small one. It would switch
+        # autocasting off, too, where that is on: guards say that it is off in all calls.
+        unit = self.direct.get(compilation)
+        if unit is None or len(unit.captured.arguments) != len(example_inputs) or autocasts():
+            return compiled
+        return unit.spread()
 
     def unit(self, kind: str, gm: torch.fx.GraphModule) -> Callable[..., Any]:
         """The graph as native code; in eager, with a sentence, where it cannot be."""
@@ -298,6 +306,15 @@ class Session:
 
     def _report_fallbacks(self, captured: Captured) -> None:
         for call in (c for c in captured.host_calls if not c.trim):
+            if call.library:
+                self.log.add(
+                    "library",
+                    f"{call.library} is called for {call.operator}",
+                    where=call.place,
+                    operator=call.operator,
+                    library=call.library,
+                )
+                continue
             if self.options.strict and not self._asked_for(call):
                 raise FallbackError(
                     f"{call.operator} would run in eager: {call.why}",
@@ -424,6 +441,11 @@ def argument_sources(gm: torch.fx.GraphModule) -> tuple[str, ...]:
         name = getattr(getattr(n, "_dynamo_source", None), "name", "")
         found.append(name() if callable(name) else name)  # a method in older versions
     return tuple(found)
+
+
+def autocasts() -> bool:
+    """Is any device in a region of autocasting?"""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 def metadata() -> Any:

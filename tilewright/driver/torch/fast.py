@@ -180,6 +180,18 @@ class Writer:
         ]
         return self._made("args, given=None", lines)
 
+    def spread(self) -> Callable[..., list[Any]] | None:
+        """A function of the arguments one by one: no list is made and emptied. None where there are
+        many."""
+        if not self.named:
+            return None
+        lines = [*self._spare(), *self._fresh()]
+        lines += ["joined, places = parts()"] if self.joined else []
+        read = "".join(f"{self.argument(k)}, " for k in self.reads)
+        lines += [*self._work(f"zip(reads, ({read}))", spread=True), *self._write_back()]
+        lines.append(f"return [{', '.join(map(self._result, self.captured.results))}]")
+        return self._made(", ".join(map(self.argument, range(len(self.position)))), lines)
+
     def keeping(self, given: int) -> tuple[Keeping, list[KeptAt]] | None:
         """A function of the list of arguments. None where a result that is kept is no tensor."""
         kept, tensors = [], []
@@ -308,12 +320,16 @@ class Writer:
         taken = ", ".join(f"o{k}" for k in range(len(lines)))
         return ["if given is None:", *(f"    {line}" for line in lines), f"else: {taken}, = given"]
 
-    def _work(self, read: str) -> list[str]:
-        """Native code on the addresses of what is read and of fresh memory."""
+    def _work(self, read: str, spread: bool = False) -> list[str]:
+        """Native code on the addresses of what is read and of fresh memory. `spread`: there is no
+        list of arguments."""
         check = f"require_memory({read})"
         lines = []
         if self.weights:
-            picked = self._picked(self.reads[: self.weights])
+            weights = self.reads[: self.weights]
+            picked = (
+                f"({', '.join(map(self.argument, weights))},)" if spread else self._picked(weights)
+            )
             lines += [f"bound = bind({picked})", f"if bound is None: {check}"]
         rest = self.reads[self.weights :]
         names = [f"{self.argument(k)}.data_ptr()" for k in rest]

@@ -68,7 +68,11 @@ class Program(Protocol):
         ...
 
     def run_bound(
-        self, bound: Any, others: Sequence[int], outputs: Sequence[int]
+        self,
+        bound: Any,
+        others: Sequence[int],
+        outputs: Sequence[int],
+        dims: Sequence[int] = (),
     ) -> list[int] | None:
         """With the other inputs at these."""
         ...
