@@ -42,7 +42,7 @@ def step(shapes: list[tuple[int, ...]]) -> Graph:
         new = ops.add(ops.mul(m, ops.full((), 0.9, f32)), g)
         olds += [p, m]
         gradients.append(g)
-        news += [ops.sub(p, ops.mul(new, ops.sqrt(ops.abs(lr)))), new]
+        news += [ops.sub(p, ops.mul(new, lr)), new]
     return Graph("step", (*olds, *gradients, lr), tuple(news))
 
 
