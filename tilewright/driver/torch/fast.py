@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C._dynamo import guards
@@ -19,11 +19,15 @@ from tilewright.base.errors import Invalid, Unsupported
 from tilewright.capture.torch.captured import Argument, Captured, Segment
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch import many
+from tilewright.driver.torch.protocols import Dry, Program
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import RESTORE, given_up
+from tilewright.graph.specialise import graph_symbols
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.dim_code import SizeCode
 from tilewright.ir.node import Graph, Input
-from tilewright.ir.slots import Buffer, Result, Same, Value, View
-from tilewright.runtime.shared import Derived, Weight
+from tilewright.ir.slots import Buffer, Result, Same, SymbolicInt, Value, View, symbol_from
 
 # Arguments, which it empties, and optionally tensors to fill; results.
 Call = Callable[..., list[Any]]
@@ -58,75 +62,10 @@ Restore = Callable[[list[Any]], None]
 Hold = Callable[[Sequence[torch.Tensor], Sequence[int]], bool]
 
 
-class Program(Protocol):
-    """A compiled graph over addresses of contiguous memory."""
-
-    @property
-    def dims(self) -> tuple[str, ...]: ...
-
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """Inputs from which values are derived that outlive a call."""
-        ...
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """Weights that calls read themselves."""
-        ...
-
-    def run(
-        self,
-        inputs: Sequence[int],
-        outputs: Sequence[int],
-        dims: Sequence[int] = (),
-        weights: Sequence[Weight] | None = None,
-    ) -> list[int] | None: ...
-
-    @property
-    def tells_later(self) -> bool:
-        """Does a call return what an earlier one found?"""
-        ...
-
-    def check(self) -> list[int] | None:
-        """What calls found and have not returned yet, once all work is done."""
-        ...
-
-    def watch(self, count: int) -> None:
-        """A call returns the last `count` outputs where the first of them is not 0."""
-        ...
-
-    def change(self, inputs: Sequence[int]) -> bool:
-        """Does it write the last outputs before the watched ones to these inputs itself?"""
-        ...
-
-    def refresh(self) -> None:
-        """Derive them again before the next result."""
-        ...
-
-    @property
-    def derived(self) -> Derived | None:
-        """What is derived now."""
-        ...
-
-    def bind(self, addresses: Sequence[int], weights: Sequence[Weight] | None = None) -> Any:
-        """With the first inputs at these addresses."""
-        ...
-
-    def run_bound(
-        self, bound: Any, others: Sequence[int], outputs: Sequence[int]
-    ) -> list[int] | None:
-        """With the other inputs at these."""
-        ...
-
-
-class Dry(Protocol):
-    """Says whether a call must leave its inputs as they are."""
-
-    dry: bool
-
-
 def is_plain(captured: Captured) -> bool:
-    """One segment over static shapes, and results that are its buffers, inputs or views of them."""
+    """One segment whose sizes arguments say, and results that are its buffers, inputs or views of
+    them."""
+    known = {name for name, *_ in binders(captured.arguments)}
     return (
         len(captured.steps) == 1
         and len(captured.segments) == 1
@@ -134,8 +73,9 @@ def is_plain(captured: Captured) -> bool:
         and not captured.constants
         and not captured.scalars
         and all(a.kind != "float" and not a.moved for a in captured.arguments)
-        and all(isinstance(r, (Same, Value, View)) and _is_static(r) for r in captured.results)
-        and all(map(_is_static, captured.segments[0].buffers))
+        and all(isinstance(r, (Same, Value, View, SymbolicInt)) for r in captured.results)
+        and all(_sizes_in(r) <= known for r in (*captured.results, *captured.segments[0].buffers))
+        and graph_symbols(captured.segments[0].graph).keys() <= known
     )
 
 
@@ -146,14 +86,18 @@ def fast_call(
     device: torch.device,
     together: Collection[str] = (),
     restore: Restore | None = None,
+    way: Callable[[tuple[int, ...]], Call | None] | None = None,
 ) -> FastCall:
     """A function of the list of arguments, which it empties, to the list of results. Buffers of
     slots that are `together` share memory. `restore` is called first where arguments may lie
-    otherwise than they were captured."""
+    otherwise than they were captured. `way` has functions for some values of the symbols, in the
+    order of `binders`."""
     writer = Writer(captured, program, device)
     writer.names["session"] = session
+    writer.names["way"] = way
     writer.change()
-    writer.join(together)
+    if not writer.symbols:
+        writer.join(together)
     return FastCall(writer.function(restore), writer.names.get("bind"), writer)
 
 
@@ -190,6 +134,10 @@ class Writer:
         self.changed: list[int] = []  # arguments that the program changes itself
         self.joined: dict[str, int] = {}  # slots whose memory is a part of one allocation
         self.parts: many.Parts | None = None
+        # Sizes that are known at the call only, as Python's variables, and what is made of them.
+        bound = binders(captured.arguments) if given is None else []
+        self.symbols = {name: f"n{k}" for k, (name, *_) in enumerate(bound)}
+        self.binders, self.sizes = bound, SizeCode(self.symbols)
         self.names: dict[str, Any] = {
             "empty": allocator(device),
             "reads": self.reads,
@@ -227,16 +175,28 @@ class Writer:
 
     def function(self, restore: Restore | None = None) -> Call:
         results = ", ".join(map(self._result, self.captured.results))
-        lines = [
-            *self._restored(restore),
-            *self._take(),
+        before = [*self._restored(restore), *self._take(), *self._bound_sizes()]
+        after = [
             *self._spare(),
             *self._allocate(),
             *self._work("((k, args[k]) for k in reads)"),
             *self._write_back(),
             *(f"results = [{results}]", "args.clear()", "return results"),
         ]
-        return self._made("args, given=None", lines)
+        return self._made("args, given=None", [*before, *self.sizes.lines, *after])
+
+    def _bound_sizes(self) -> list[str]:
+        """The values of all symbols; where there is a function for just these, it is called."""
+        lines = []
+        for name, k, axis, factor, constant in self.binders:
+            found = self.argument(k) if axis is None else f"{self.argument(k)}.shape[{axis}]"
+            if (factor, constant) != (1, 0):
+                found = f"({found} - {constant}) // {factor}"
+            lines.append(f"{self.symbols[name]} = {found}")
+        if self.symbols and self.names.get("way") is not None:
+            lines.append(f"found = way(({''.join(f'{n}, ' for n in self.symbols.values())}))")
+            lines.append("if found is not None: return found(args)")
+        return lines
 
     def keeping(self, given: int) -> tuple[Keeping, list[KeptAt]] | None:
         """A function of the list of arguments. None where a result that is kept is no tensor."""
@@ -354,7 +314,8 @@ class Writer:
         for k, b in enumerate(self.segment.buffers[: len(self.slots)]):
             if b.slot not in self.joined:
                 self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
-                lines.append(f"o{k} = empty({b.shape!r}, {b.stride!r}, d{k})")
+                shape, stride = self.sizes.all(b.shape), self.sizes.all(b.stride)
+                lines.append(f"o{k} = empty({shape}, {stride}, d{k})")
         return lines
 
     def _allocate(self) -> list[str]:
@@ -376,7 +337,15 @@ class Writer:
         rest = self.reads[self.weights :]
         names = [f"{self.argument(k)}.data_ptr()" for k in rest]
         found = [f"addresses = [{', '.join(names)}]"]
-        if rest:
+        if rest and self.program.dims:
+            self.names["stand_ins"] = stand_ins
+            read = "".join(f"{self.argument(k)}, " for k in rest)
+            found += [
+                "if 0 in addresses:",
+                f"    {check}",
+                f"    room = stand_ins(addresses, ({read}))",
+            ]
+        elif rest:
             found.append(f"if 0 in addresses: {check}")
         natively = self.names.get("read") is not None
         lines += ["if not addresses:", *(f"    {line}" for line in found)] if natively else found
@@ -386,12 +355,14 @@ class Writer:
         """`addresses` are known."""
         if not self.weights:
             self.names["bound"] = self.program.bind(())
-        run = f"run(bound, addresses, [{self._outs()}])"
+        dims = "".join(f"{self.symbols[name]}, " for name in self.program.dims)
+        run = f"run(bound, addresses, [{self._outs()}]{f', ({dims})' if dims else ''})"
         if not self.segment.checks:
             return [run]
         # Before inputs are changed: where the error is caught, they are as they were.
         self.names["problem"] = partial(problem_found, self.segment, self.program)
-        return [f"found = {run}", "if found is not None: raise problem(found, {})"]
+        known = ", ".join(f"{name!r}: {n}" for name, n in self.symbols.items())
+        return [f"found = {run}", f"if found is not None: raise problem(found, {{{known}}})"]
 
     def _outs(self) -> str:
         """Addresses of fresh memory, in the order of buffers."""
@@ -451,10 +422,12 @@ class Writer:
             name = f"value{len(self.names)}"
             self.names[name] = r.value
             return name
+        if isinstance(r, SymbolicInt):
+            return self.sizes.of(r.value)
         assert isinstance(r, (Same, View))
         fresh = r.slot in self.slots
         base = f"o{self.slots[r.slot]}" if fresh else self.argument(self.position[r.slot])
-        start: object = r.offset if isinstance(r, View) else 0
+        start: object = self.sizes.of(r.offset) if isinstance(r, View) else 0
         if self.parts is not None and r.slot in self.joined:
             at = self.joined[r.slot]
             base, start = f"joined[{at}]", f"{self.parts.offsets[at]} + {start}"
@@ -462,7 +435,8 @@ class Writer:
             start = f"{base}.storage_offset() + {start}"
         if isinstance(r, Same):
             return base
-        return f"{base}.as_strided({r.shape!r}, {r.stride!r}, {start})"
+        shape, stride = self.sizes.all(r.shape), self.sizes.all(r.stride)
+        return f"{base}.as_strided({shape}, {stride}, {start})"
 
 
 def problem_found(
@@ -552,12 +526,45 @@ def label(n: Any) -> str:
     return n.op.label
 
 
-def _is_static(r: Result | Buffer) -> bool:
-    """Strides may depend on sizes that no shape has."""
+def _sizes_in(r: Result | Buffer) -> set[str]:
+    """The symbols of a result. Strides may depend on sizes that no shape has."""
+    dims: tuple[Dim, ...] = ()
     if isinstance(r, (View, Buffer)):
-        offset = r.offset if isinstance(r, View) else 0
-        return all(isinstance(d, int) for d in (*r.shape, *r.stride, offset))
-    return True
+        dims = (*r.shape, *r.stride, *((r.offset,) if isinstance(r, View) else ()))
+    elif isinstance(r, SymbolicInt):
+        dims = (r.value,)
+    return {x.name for d in dims for x in D.symbols(d)}
+
+
+def stand_ins(addresses: list[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Where data or edges decide what is read, kernels read the nearest element that there is: of a
+    tensor without any, one that stands in for it."""
+    room = []
+    for k, x in enumerate(inputs):
+        if addresses[k] == 0:
+            shape = [max(1, n) for n in x.shape]
+            room.append(torch.zeros(shape, dtype=x.dtype, device=x.device))
+            addresses[k] = room[-1].data_ptr()
+    return room
+
+
+def binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int, int]]:
+    """(name of a symbol, argument, its axis or None, factor, constant): where a call finds each
+    symbol's value, a number of its own where there is one.
+    """
+    out: dict[str, tuple[str, int, int | None, int, int]] = {}
+
+    def bind(d: Dim | None, index: int, axis: int | None) -> None:
+        found = symbol_from(d)
+        if found is not None and (found[0] not in out or found[1:] == (1, 0) != out[found[0]][3:]):
+            out[found[0]] = found[0], index, axis, *found[1:]
+
+    for k, a in enumerate(arguments):
+        bind(a.value, k, None)
+    for k, a in enumerate(arguments):
+        for axis, d in enumerate(a.shape):
+            bind(d, k, axis)
+    return list(out.values())
 
 
 def require_memory(inputs: Iterable[tuple[object, Any]]) -> None:
