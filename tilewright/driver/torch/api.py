@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo.utils
+import torch.fx.experimental._config
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch._dynamo.exc import Unsupported as CannotCapture
@@ -48,6 +49,10 @@ _TOO_OFTEN = (
     "pass what varies as a tensor, mark sizes with dynamic=True, "
     "or raise torch._dynamo.config.recompile_limit"
 )
+# Sizes that vary may be 0 or 1 too, and two that were equal once need not be again: one program for
+# all of them. Torch would compile another one for each such case.
+_SIZES: Any = torch.fx.experimental._config
+_ANY_SIZE = {"use_duck_shape": False, "backed_size_oblivious": True}
 # How Dynamo's code names its helpers.
 _UTILS = "__import_torch_dot__dynamo_dot_utils"
 
@@ -260,7 +265,7 @@ class Compiled:
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._owner is not None:
             self._owner.watch()
-        with traceable(), recurrent_layers(), garbage_waits():
+        with traceable(), recurrent_layers(), garbage_waits(), _SIZES.patch(**_ANY_SIZE):
             out = self._slow(self.original, args, kwargs)
         self.called = True
         if self._owner is not None:

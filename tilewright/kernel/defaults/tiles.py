@@ -197,7 +197,8 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
             continue
         # How many rows are left over is known at a call only: code for each number of them keeps
         # their sums in registers too.
-        any_rest = x == f"{m}.0" and not t.large and not isinstance(s.loops(x)[0].extent, int)
+        known = all(isinstance(q.extent, int) for q in s.loops(x))
+        any_rest = x == f"{m}.0" and not t.large and not known
         if not (any_rest and s.attempt(Peel(x, cases=True))):
             s.attempt(Peel(x))
     if _instruction(s, inmost, own, red, t.group):
