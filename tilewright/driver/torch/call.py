@@ -177,10 +177,11 @@ class Unit:
         names: Mapping[str, Any],
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
         """A function of what a user's call passes (see `direct_call`), where there is one."""
-        if self._fast is None or self.check or self.captured.mutated or self._symbols:
+        if self._fast is None or self.check or self.captured.mutated:
             return None
-        program = self.segments[0].static_program()
-        make = direct_call(self.captured, program, self.device, given, self._bound)
+        program, often = self.segments[0].static_program(), self.segments[0].often
+        way = often.way if often is not None else None
+        make = direct_call(self.captured, program, self.device, given, self._bound, way)
         return make(form, hold, after, names)
 
     def __call__(self, args: list[Any]) -> list[Any]:

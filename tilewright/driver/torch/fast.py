@@ -56,6 +56,8 @@ NAMED_LIMIT = 32
 Keeping = Callable[[list[Any]], tuple[tuple[Any, ...], list[torch.Tensor], Sequence[torch.Tensor]]]
 # Where a kept result is: among tensors, or in which memory, how many bytes from its beginning.
 KeptAt = int | tuple[int, int]
+# For values of symbols: a function of arguments, where there is one for just these.
+Way = Callable[[tuple[int, ...]], Call | None]
 # Makes arguments lie as they were captured.
 Restore = Callable[[list[Any]], None]
 # Tensors, and those from which values are derived: are they looked at before every call?
@@ -86,7 +88,7 @@ def fast_call(
     device: torch.device,
     together: Collection[str] = (),
     restore: Restore | None = None,
-    way: Callable[[tuple[int, ...]], Call | None] | None = None,
+    way: Way | None = None,
 ) -> FastCall:
     """A function of the list of arguments, which it empties, to the list of results. Buffers of
     slots that are `together` share memory. `restore` is called first where arguments may lie
@@ -107,10 +109,13 @@ def direct_call(
     device: torch.device,
     given: Sequence[str | torch.Tensor],
     weights: BoundWeights | None,
+    way: Way | None = None,
 ) -> Callable[..., Callable[[tuple[Any, ...], dict[str, Any]], Any]]:
     """The same of the arguments of a user's call, `args` and `kwargs`: `given` has a tensor that
     never changes or an expression for each argument of the graph. For the rest see `of_call`."""
-    return Writer(captured, program, device, given, weights).of_call
+    writer = Writer(captured, program, device, given, weights)
+    writer.names["way"] = way
+    return writer.of_call
 
 
 class Writer:
@@ -135,7 +140,7 @@ class Writer:
         self.joined: dict[str, int] = {}  # slots whose memory is a part of one allocation
         self.parts: many.Parts | None = None
         # Sizes that are known at the call only, as Python's variables, and what is made of them.
-        bound = binders(captured.arguments) if given is None else []
+        bound = binders(captured.arguments)
         self.symbols = {name: f"n{k}" for k, (name, *_) in enumerate(bound)}
         self.binders, self.sizes = bound, SizeCode(self.symbols)
         self.names: dict[str, Any] = {
@@ -175,7 +180,8 @@ class Writer:
 
     def function(self, restore: Restore | None = None) -> Call:
         results = ", ".join(map(self._result, self.captured.results))
-        before = [*self._restored(restore), *self._take(), *self._bound_sizes()]
+        way = self._way("args", ["return found"])
+        before = [*self._restored(restore), *self._take(), *self._bound_sizes(), *way]
         after = [
             *self._spare(),
             *self._allocate(),
@@ -186,17 +192,23 @@ class Writer:
         return self._made("args, given=None", [*before, *self.sizes.lines, *after])
 
     def _bound_sizes(self) -> list[str]:
-        """The values of all symbols; where there is a function for just these, it is called."""
+        """The values of all symbols."""
         lines = []
         for name, k, axis, factor, constant in self.binders:
             found = self.argument(k) if axis is None else f"{self.argument(k)}.shape[{axis}]"
             if (factor, constant) != (1, 0):
                 found = f"({found} - {constant}) // {factor}"
             lines.append(f"{self.symbols[name]} = {found}")
-        if self.symbols and self.names.get("way") is not None:
-            lines.append(f"found = way(({''.join(f'{n}, ' for n in self.symbols.values())}))")
-            lines.append("if found is not None: return found(args)")
         return lines
+
+    def _way(self, args: str, after: Sequence[str]) -> list[str]:
+        """Where there is a function for just these sizes, `found` is what it returns."""
+        if not self.symbols or self.names.get("way") is None:
+            return []
+        key = "".join(f"{n}, " for n in self.symbols.values())
+        called = [f"found = found({args})", *after]
+        lines = [f"found = way(({key}))", "if found is not None:"]
+        return [*lines, *(f"    {x}" for x in called)]
 
     def keeping(self, given: int) -> tuple[Keeping, list[KeptAt]] | None:
         """A function of the list of arguments. None where a result that is kept is no tensor."""
@@ -279,11 +291,15 @@ class Writer:
             else:
                 self.names[f"a{k}"] = what
         read = "".join(f"{self.argument(k)}, " for k in self.reads)
-        lines += [*self._fresh(), *self._work(f"zip(reads, ({read}))"), *after]
+        every = "".join(f"{self.argument(k)}, " for k in range(len(self.given)))
+        each = (f"found[{k}]" for k in range(len(self.captured.results)))
+        lines += self._bound_sizes()
+        lines += self._way(f"[{every}]", [*after, f"return {form.format(*each)}"])
+        results = form.format(*map(self._result, self.captured.results))
+        work = [*self._fresh(), *self._work(f"zip(reads, ({read}))"), *after, f"return {results}"]
         if after:
             self.names = {**names, **self.names}
-        lines.append(f"return {form.format(*map(self._result, self.captured.results))}")
-        return self._made("args, kwargs", lines)
+        return self._made("args, kwargs", [*lines, *self.sizes.lines, *work])
 
     def _made(self, parameters: str, lines: Sequence[str]) -> Callable[..., Any]:
         source = f"def call({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
