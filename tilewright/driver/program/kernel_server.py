@@ -85,8 +85,6 @@ def answer(request: Request) -> Answer:
 
 def whole(request: WholeProgram) -> bytes:
     """A program, as an entry of the cache. It is out of the cache where it is in there already."""
-    if hasattr(os, "nice") and os.nice(0) < _NICE:
-        os.nice(_NICE)  # calls that are made meanwhile come first
     programs, cached = import_module(_PROGRAMS), import_module(_CACHED)
     import_module(_OPERATORS)  # what the graph's text names
     import_module(_POOL).set_threads(request.threads)
@@ -112,6 +110,8 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             return
         made: object = None
         try:
+            if isinstance(request, WholeProgram) and hasattr(os, "nice") and os.nice(0) < _NICE:
+                os.nice(_NICE)  # calls that are made meanwhile come first
             made = whole(request) if isinstance(request, WholeProgram) else answer(request)
         except Exception as problem:
             if isinstance(request, WholeProgram):
