@@ -69,9 +69,13 @@ class InterpretedProgram:
         return addresses
 
     def run_bound(
-        self, bound: Sequence[int], others: Sequence[int], outputs: Sequence[int]
+        self,
+        bound: Sequence[int],
+        others: Sequence[int],
+        outputs: Sequence[int],
+        dims: Sequence[int] = (),
     ) -> list[int] | None:
-        return self.run([*bound, *others], outputs)
+        return self.run([*bound, *others], outputs, dims)
 
     @property
     def tells_later(self) -> bool:
