@@ -142,8 +142,8 @@ def _timed(run: Callable[..., Any], calls: Sequence[Inputs]) -> float:
 
 
 def _compiles(fast: Any) -> tuple[int, int]:
-    """Captured graphs that calls waited for, and programs made meanwhile."""
-    return len(fast._found), len(tw.explain(fast).of("specialised"))
+    """Programs that calls waited for, and those made meanwhile."""
+    return fast.log.counts["compile"], fast.log.counts["specialised"]
 
 
 def _peer(function: Callable[..., Any]) -> Any:

@@ -109,7 +109,7 @@ class Explanation:
 
     @property
     def specialisations(self) -> tuple[Event, ...]:
-        return self.of("specialise")
+        return (*self.of("specialise"), *self.of("specialised"))
 
     @property
     def checks(self) -> tuple[Event, ...]:
@@ -253,6 +253,7 @@ class Explanation:
                 ("graph-break", "graph break"),
                 ("recompile", "recompile"),
                 ("specialise", "specialisation"),
+                ("specialised", "a program of its own"),
                 ("check", "checked at each call"),
             )
             for e in self.of(kind)
