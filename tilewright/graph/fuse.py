@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from tilewright.base.events import Log
 from tilewright.graph.align import SinkReshapes, UndoPermutes
+from tilewright.graph.batches import in_batches
 from tilewright.graph.chains import Chains
 from tilewright.graph.classify import (
     OTHER,
@@ -500,7 +501,7 @@ class _Fuser:
         for c in clusters:
             self.log.add("fusion", str(c), where=self.where(c), detail=True)
         ordered = few_live_bytes(clusters, self.graph.outputs, aliases)
-        return Fused(self.graph, tuple(ordered), refusals, aliases)
+        return in_batches(Fused(self.graph, tuple(ordered), refusals, aliases), self.target)
 
     def where(self, c: Cluster) -> str | None:
         return next((w for n in (c.anchor, *c.nodes) if n and (w := self.graph.place(n))), None)

@@ -8,7 +8,8 @@ the state (`torch.ops.higher_order.scan`), which has gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -158,6 +159,11 @@ def _theirs(op: OpOverload) -> Callable[..., Any]:
 _lock = Lock()
 _inside = 0  # captures under way, of all threads
 _before: dict[OpOverload, dict[Any, Any]] = {}
+# In newer versions of torch each thread has settings of its own, so each capture makes this one; in
+# older ones they are everyone's.
+_own_settings = isinstance(
+    getattr(dynamo_config._config["allow_rnn"], "user_override", None), ContextVar
+)
 _allowed = dynamo_config.patch(allow_rnn=True)
 
 
@@ -169,19 +175,22 @@ def recurrent_layers() -> Iterator[None]:
     global _inside
     with _lock:
         _inside += 1
-        if _inside == 1:
+        if _inside == 1 and not _own_settings:
             _allowed.__enter__()
+        if _inside == 1:
             for op, cell in _CELLS.items():
                 kernels = _before[op] = dict(op.py_kernels)
                 new = {key: partial(_written_as_scans, cell, kernels[key]) for key in _KEYS}
                 _replace(op, kernels | new)
     try:
-        yield
+        with dynamo_config.patch(allow_rnn=True) if _own_settings else nullcontext():
+            yield
     finally:
         with _lock:
             _inside -= 1
-            if _inside == 0:
+            if _inside == 0 and not _own_settings:
                 _allowed.__exit__(None, None, None)
+            if _inside == 0:
                 for op, kernels in _before.items():
                     _replace(op, kernels)
                 _before.clear()

@@ -105,7 +105,7 @@ class Compiled:
         run = torch.compile(
             self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
         )
-        self._slow = _telling(run, session)
+        self._slow = _telling(run, session, _holds_optimizer(function))
         self.called = False  # to the end, at least once
         self._entries: list[tuple[Any, Callable[..., Any]]] = []
         self._found: list[_Entry] = []  # what Dynamo has compiled
@@ -356,18 +356,41 @@ def _outline(
         return None
 
 
-def _telling(run: Callable[..., Any], session: Session) -> Callable[..., Any]:
+def _telling(
+    run: Callable[..., Any], session: Session, optimizes: bool = False
+) -> Callable[..., Any]:
     """Calls in which Dynamo sees all frames. Cuts without a graph before them are told to no
-    backend: they are in torch's list."""
+    backend: they are in torch's list. Optimizers read numbers out of tensors: these are captured
+    too."""
+    numbers = (
+        torch._dynamo.config.patch(capture_scalar_outputs=True) if optimizes else nullcontext()
+    )
 
     def call(*given: Any) -> Any:
         known = len(graph_break_reasons)
-        out = run(*given)
+        with numbers:
+            out = run(*given)
         for reason in graph_break_reasons[known:]:
             session.note_break(reason)
         return out
 
     return call
+
+
+def _holds_optimizer(function: Any) -> bool:
+    """Is it a method of an optimizer, or does it refer to one: by itself, its object or as a
+    global?"""
+    owner = getattr(function, "__self__", None)
+    found = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
+    plain = getattr(function, "__func__", function)
+    for cell in getattr(plain, "__closure__", None) or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # it is empty still
+            continue
+    code, scope = getattr(plain, "__code__", None), getattr(plain, "__globals__", {})
+    found += [scope.get(name) for name in getattr(code, "co_names", ())]
+    return any(isinstance(x, torch.optim.Optimizer) for x in found)
 
 
 def _parameters(function: Any) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ from tilewright.driver.torch.devices import device_of_graph, machine_of, require
 from tilewright.driver.torch.kept_images import Strides, keep_images
 from tilewright.driver.torch.often import Limits, Meanwhile
 from tilewright.driver.torch.options import TorchOptions
-from tilewright.driver.torch.protocols import Program
+from tilewright.driver.torch.protocol import Program
 from tilewright.driver.torch.reasons import break_reason, fallback_remedy, title_of
 from tilewright.driver.torch.recompiled import Frame, change_of
 from tilewright.driver.torch.step import Step
@@ -139,7 +139,7 @@ class Session:
             unit = self._unit("inference", graph, weight_positions(gm))
         except Unsupported:
             return None
-        return None if unit is None else lambda *args: unit(list(args))
+        return None if unit is None else unit.spread()
 
     def _by_aot(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
@@ -154,8 +154,16 @@ class Session:
             keep_inference_input_mutations=True,
         )
         compiled = wrap(gm, example_inputs)
-        made = self._steps.get(str(CompileContext.current_compile_id()))
-        return compiled if made is None else made.call(compiled)
+        compilation = str(CompileContext.current_compile_id())
+        made = self._steps.get(compilation)
+        if made is not None:
+            return made.call(compiled)
+        # What AOTAutograd puts around a graph takes longer than a small one. It would switch
+        # autocasting off, too, where that is on: guards say that it is off in all calls.
+        unit = self.direct.get(compilation)
+        if unit is None or len(unit.captured.arguments) != len(example_inputs) or autocasts():
+            return compiled
+        return unit.spread()
 
     def unit(self, kind: str, gm: torch.fx.GraphModule) -> Callable[..., Any]:
         """The graph as native code; in eager, with a sentence, where it cannot be."""
@@ -200,7 +208,7 @@ class Session:
         compilation = str(CompileContext.current_compile_id())
         captured = translate(
             gm,
-            weights=plain or (static_inputs() if kind == "inference" else ()),
+            weights=plain or (_weights(gm) if kind == "inference" else ()),
             random=self.options.random,
             name=f"{kind}{len(self.units)}",
             checks=self.options.checks and knobs.checks.get(),
@@ -253,10 +261,16 @@ class Session:
                     f"{name} is for models on the CPU", hint="leave it out, or use .cpu()"
                 )
 
-    def compile_graph(self, graph: Graph, machine: Machine | None = None) -> Program:
+    def compile_graph(
+        self,
+        graph: Graph,
+        machine: Machine | None = None,
+        updates: tuple[tuple[int, int], ...] = (),
+    ) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
-        return compile_graph(graph, self._program_options(machine), self.log, machine)
+        options = self._program_options(machine, updates)
+        return compile_graph(graph, options, self.log, machine)
 
     def _meanwhile(self, machine: Machine | None) -> Meanwhile | None:
         """How sizes that are called often get programs; None where they do not. What measures would
@@ -274,7 +288,9 @@ class Session:
         limits = Limits(given.specialise_after, given.specialise_most)
         return Meanwhile(limits, lambda graph, done: compile_meanwhile(graph, options, done))
 
-    def _program_options(self, machine: Machine | None) -> Options:
+    def _program_options(
+        self, machine: Machine | None, updates: tuple[tuple[int, int], ...] = ()
+    ) -> Options:
         given = self.options
         return Options(
             passes=self._passes(machine),
@@ -286,6 +302,7 @@ class Session:
             choose=given.choose,
             tune_seconds=given.tune_seconds,
             one_kernel=given.one_kernel and machine is not None,
+            updates=updates,
         )
 
     def _passes(self, machine: Machine | None) -> Pipeline | None:
@@ -441,6 +458,11 @@ def argument_sources(gm: torch.fx.GraphModule) -> tuple[str, ...]:
     return tuple(found)
 
 
+def autocasts() -> bool:
+    """Is any device in a region of autocasting?"""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
 def metadata() -> Any:
     """What AOTAutograd knows of the graph that it is compiling; None outside of it."""
     context = TracingContext.try_get()
@@ -451,6 +473,17 @@ def static_inputs() -> tuple[int, ...]:
     """Inputs that AOTAutograd marks static: parameters and buffers."""
     meta = metadata()
     return tuple(meta.static_input_indices) if meta is not None else ()
+
+
+def _weights(gm: torch.fx.GraphModule) -> tuple[int, ...]:
+    """Inputs from which values are derived once for many calls. Where the graph changes half of
+    what is static, as an optimizer's does, every call would derive them again."""
+    given = {n: k for k, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    changed = {given[n.args[0]] for n in copies if n.args[0] in given}
+    static = static_inputs()
+    kept = tuple(k for k in static if k not in changed)
+    return kept if 2 * len(kept) > len(static) else ()
 
 
 def given_results() -> int:

@@ -14,34 +14,33 @@ from torch.utils import _pytree as pytree
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.captured import Captured, HostCall, Returned, Segment, Slot
-from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch.fast import (
     Call,
     Hold,
     Writer,
-    binders,
     direct_call,
     draw_seed,
     fast_call,
     is_plain,
-    known_strides,
     slots_of,
 )
+from tilewright.driver.torch.filled import require_apart, require_like, updates_of
+from tilewright.driver.torch.layouts import as_announced, restrided
 from tilewright.driver.torch.often import Key, Meanwhile, Often, Ready, weights_apart
-from tilewright.driver.torch.protocols import Dry, Program
+from tilewright.driver.torch.protocol import Dry, Program
 from tilewright.driver.torch.segment_runner import (
     Compile,
     SegmentRunner,
     numbers_of,
 )
+from tilewright.driver.torch.sizes import binders, known_strides
+from tilewright.driver.torch.staged import Stages, can_be_staged
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import require_elements
-from tilewright.driver.weights.watch import address
 from tilewright.graph.specialise import specialise
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.slots import (
-    Buffer,
     Number,
     Restrided,
     Result,
@@ -75,18 +74,24 @@ class Unit:
         self.device = device
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
         self._boxed_call = True  # on the object: torch's wrappers copy its attributes
+        self._binders = binders(captured.arguments)
+        self._symbols = [name for name, *_ in self._binders]
+        plain = is_plain(captured)
+        if plain and not self._symbols and device.type == "cpu":
+            if updates := updates_of(captured):
+                compile = partial(compile, updates=updates)
         self.segments = [SegmentRunner(s, compile, log, keep, device) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
         self._strides = known_strides(captured.arguments)
-        self._binders = binders(captured.arguments)
-        self._symbols = [name for name, *_ in self._binders]
         self._slots = slots_of(captured, together)
         self._bound: BoundWeights | None = None
         self._fast: Call | None = None
         self.writer: Writer | None = None  # of other ways to call it
         general = [s for s in self.segments if s.symbols and s.is_whole and device.type == "cpu"]
-        if is_plain(captured) and (general or not self._symbols):
+        self._is_plain = plain and bool(general or not self._symbols)
+        self._staged: Stages | None = None
+        if self._is_plain:
             often: Often[Call] | None = None
             if general and meanwhile is not None:
                 ask = partial(self._ask, meanwhile)
@@ -103,9 +108,11 @@ class Unit:
             )
             self._fast, self._bound = made.call, made.weights
             self.writer = None if self._symbols else made.writer
-        elif meanwhile is not None:
-            for runner in general:
-                runner.count_sizes(meanwhile)
+        elif can_be_staged(captured) and all(s.is_whole for s in self.segments):
+            whole = [s.specialised()[0] for s in self.segments]
+            restore = self.restore_layouts if self.check else None
+            self._staged = Stages(captured, whole, self._binders, session, device, restore)
+            self._fast = self._staged.call()
 
     @property
     def programs(self) -> list[Program]:
@@ -137,7 +144,7 @@ class Unit:
 
     def into(self, args: list[Any], given: Sequence[Any]) -> list[Any]:
         """Fill the given tensors, one per result, instead of fresh ones."""
-        static = self._fast is not None and not self._symbols
+        static = self._is_plain and not self._symbols
         buffers = self.captured.segments[0].buffers if static else ()
         fresh = [r.slot for r in self.captured.results if isinstance(r, Same)]
         if fresh != [b.slot for b in buffers] or len(fresh) != len(self.captured.results):
@@ -148,17 +155,18 @@ class Unit:
         if len(given) != len(buffers):
             raise Invalid(f"out= holds {len(given)} tensors for {len(buffers)} results")
         for k, (b, x) in enumerate(zip(buffers, given, strict=True)):
-            _require_like(k, b, x, self.device)
-        _require_apart(args, given)
+            require_like(k, b, x, self.device)
+        require_apart(args, given)
         assert self._fast is not None
         return self._fast(args, given)
 
     def readers(self) -> Iterator[Reader]:
         """Every program that reads weights, and which."""
         raw = _read_in_eager(self.captured)
-        for segment in self.segments:
+        bound = [self._bound] * len(self.segments) if self._staged is None else self._staged.weights
+        for segment, held in zip(self.segments, bound, strict=True):
             for s in segment.specialised():
-                tensors = s.read if self._bound is None else self._bound.tensors
+                tensors = s.read if held is None else held.tensors
                 named = (k for k, slot in enumerate(s.labels) if slot in raw)
                 kept = {*s.program.kept, *named}
                 yield Reader(s.program, tensors, frozenset(kept))
@@ -167,6 +175,14 @@ class Unit:
     def direct(self) -> Callable[[list[Any]], list[Any]]:
         """The shortest way to call it."""
         return self._fast if self._fast is not None and not self.check else self
+
+    def spread(self) -> Callable[..., list[Any]]:
+        """The shortest way to call it with arguments one by one."""
+        made = self.writer.spread() if self.writer is not None and not self.check else None
+        if made is not None:
+            return made
+        direct = self.direct
+        return lambda *args: direct(list(args))
 
     def of_call(
         self,
@@ -177,7 +193,7 @@ class Unit:
         names: Mapping[str, Any],
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
         """A function of what a user's call passes (see `direct_call`), where there is one."""
-        if self._fast is None or self.check or self.captured.mutated:
+        if not self._is_plain or self.check or self.captured.mutated:
             return None
         program, often = self.segments[0].static_program(), self.segments[0].often
         way = often.way if often is not None else None
@@ -395,90 +411,8 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
     shape, stride = numbers_of(r.shape, dims), numbers_of(r.stride, dims)
     if isinstance(r, View):
         if r.base is not None:
-            x = _as_announced(x, numbers_of(r.base, dims))
+            x = as_announced(x, numbers_of(r.base, dims))
         start = x.storage_offset() + int(D.evaluate(r.offset, dims))
         return x.as_strided(shape, stride, start)
     assert isinstance(r, Restrided)
-    return _restrided(x, shape, stride, int(D.evaluate(r.offset, dims)))
-
-
-def _as_announced(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """What a host call returned, with the strides that torch announced: a copy where it has not."""
-    axes = zip(x.shape, x.stride(), stride, strict=True)
-    return x if all(n < 2 or a == b for n, a, b in axes) else _restrided(x, x.shape, stride)
-
-
-def _restrided(
-    x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int = 0
-) -> torch.Tensor:
-    """A copy of x with other strides, which begins at an offset in its storage. Where elements lie
-    on top of each other they are equal."""
-    made = torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device)
-    if offset:
-        size = offset + made.untyped_storage().nbytes() // made.element_size()
-        made = torch.empty(size, dtype=x.dtype, device=x.device).as_strided(shape, stride, offset)
-    to = made
-    for axis, (n, step) in enumerate(zip(shape, stride, strict=True)):
-        if n > 1 and step == 0:  # torch refuses to write to one place several times
-            to, x = to.narrow(axis, 0, 1), x.narrow(axis, 0, 1)
-    reach, apart = 1, True  # elements from the first one to the last
-    for step, n in sorted(zip(to.stride(), to.shape, strict=True)):
-        apart = apart and (n < 2 or step >= reach)
-        reach += (n - 1) * step
-    if apart or x.numel() == 0:
-        to.copy_(x)
-    else:  # windows that overlap
-        where = torch.arange(reach, device=x.device).as_strided(to.shape, to.stride()).reshape(-1)
-        made.as_strided((reach,), (1,))[where] = x.reshape(-1)
-    return made
-
-
-def _require_like(k: int, b: Buffer, x: Any, device: torch.device) -> None:
-    dtype = torch_dtype(b.dtype, b.paired)
-    where = "the CPU" if device.type == "cpu" else str(device)
-    wanted = f"{tuple(b.shape)} with strides {tuple(b.stride)}, {dtype}, on {where}"
-    hint = f"pass a tensor of {wanted}"
-    if not isinstance(x, torch.Tensor):
-        raise Invalid(f"out= for result {k} is a {type(x).__name__}", hint=hint)
-    found = {
-        "on": (str(x.device), str(device)),
-        "of dtype": (x.dtype, dtype),
-        "of shape": (tuple(x.shape), tuple(b.shape)),
-        "with strides": (x.stride(), tuple(b.stride)),
-    }
-    for what, (given, right) in found.items():
-        if given != right:
-            raise Invalid(f"out= for result {k} is {what} {given}, not {right}", hint=hint)
-    if x.requires_grad:
-        raise Invalid(
-            f"out= for result {k} requires a gradient, and filling it is not differentiable",
-            hint="pass out.detach()",
-        )
-    if x.is_neg() or x.is_conj():
-        raise Invalid(f"out= for result {k} is a view that negates or conjugates", hint=hint)
-    if x.numel() and address(x) == 0:
-        raise Invalid(f"out= for result {k} has no memory: its storage was freed", hint=hint)
-
-
-def _require_apart(args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
-    """A result that lies in an operand's memory would change what is still to be read."""
-    tensors = [(f"input {k}", x) for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
-    others = [(what, _span(x)) for what, x in tensors]
-    for k, x in enumerate(given):
-        start, end = _span(x)
-        for what, (first, last) in others:
-            if start < last and first < end:
-                raise Invalid(
-                    f"out= for result {k} shares memory with {what}",
-                    hint="pass a tensor with memory of its own, or leave out= out",
-                )
-        others.append((f"out= for result {k}", (start, end)))
-
-
-def _span(x: torch.Tensor) -> tuple[int, int]:
-    """The address of the first byte of a tensor and of that behind its last."""
-    start = address(x)
-    if x.numel() == 0:
-        return start, start
-    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    return start, start + (last + 1) * x.element_size()
+    return restrided(x, shape, stride, int(D.evaluate(r.offset, dims)))

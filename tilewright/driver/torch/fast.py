@@ -19,15 +19,14 @@ from tilewright.base.errors import Invalid, Unsupported
 from tilewright.capture.torch.captured import Argument, Captured, Segment
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch import many
-from tilewright.driver.torch.protocols import Dry, Program
+from tilewright.driver.torch.protocol import Dry, Program
+from tilewright.driver.torch.sizes import binders, known_strides, sizes_in, stand_ins
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import RESTORE, given_up
 from tilewright.graph.specialise import graph_symbols
-from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim
 from tilewright.ir.dim_code import SizeCode
 from tilewright.ir.node import Graph, Input
-from tilewright.ir.slots import Buffer, Result, Same, SymbolicInt, Value, View, symbol_from
+from tilewright.ir.slots import Buffer, Result, Same, SymbolicInt, Value, View
 
 # Arguments, which it empties, and optionally tensors to fill; results.
 Call = Callable[..., list[Any]]
@@ -76,7 +75,7 @@ def is_plain(captured: Captured) -> bool:
         and not captured.scalars
         and all(a.kind != "float" and not a.moved for a in captured.arguments)
         and all(isinstance(r, (Same, Value, View, SymbolicInt)) for r in captured.results)
-        and all(_sizes_in(r) <= known for r in (*captured.results, *captured.segments[0].buffers))
+        and all(sizes_in(r) <= known for r in (*captured.results, *captured.segments[0].buffers))
         and graph_symbols(captured.segments[0].graph).keys() <= known
     )
 
@@ -98,6 +97,7 @@ def fast_call(
     writer.names["session"] = session
     writer.names["way"] = way
     writer.change()
+    writer.update()
     if not writer.symbols:
         writer.join(together)
     return FastCall(writer.function(restore), writer.names.get("bind"), writer)
@@ -137,6 +137,7 @@ class Writer:
         self.weights = sum(captured.arguments[k].weight for k in self.reads)
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
         self.changed: list[int] = []  # arguments that the program changes itself
+        self.placed: dict[str, int] = {}  # slots of new values, and inputs at whose place they are
         self.joined: dict[str, int] = {}  # slots whose memory is a part of one allocation
         self.parts: many.Parts | None = None
         # Sizes that are known at the call only, as Python's variables, and what is made of them.
@@ -166,6 +167,13 @@ class Writer:
             self.changed = [self.position[old] for old, _ in pairs]
             for _, new in pairs:
                 del self.slots[new]
+
+    def update(self) -> None:
+        """New values of arguments lie at their place, where the program allows it."""
+        for out, k in self.program.updated:
+            if k >= self.weights:
+                self.placed[self.segment.buffers[out].slot] = k - self.weights
+                self.changed.append(self.reads[k])
 
     def join(self, together: Collection[str]) -> None:
         """These slots share memory, where that is quicker."""
@@ -209,6 +217,18 @@ class Writer:
         called = [f"found = found({args})", *after]
         lines = [f"found = way(({key}))", "if found is not None:"]
         return [*lines, *(f"    {x}" for x in called)]
+
+    def spread(self) -> Callable[..., list[Any]] | None:
+        """A function of the arguments one by one: no list is made and emptied. None where there are
+        many."""
+        if not self.named:
+            return None
+        lines = [*self._spare(), *self._fresh()]
+        lines += ["joined, places = parts()"] if self.joined else []
+        read = "".join(f"{self.argument(k)}, " for k in self.reads)
+        lines += [*self._work(f"zip(reads, ({read}))", spread=True), *self._write_back()]
+        lines.append(f"return [{', '.join(map(self._result, self.captured.results))}]")
+        return self._made(", ".join(map(self.argument, range(len(self.position)))), lines)
 
     def keeping(self, given: int) -> tuple[Keeping, list[KeptAt]] | None:
         """A function of the list of arguments. None where a result that is kept is no tensor."""
@@ -328,7 +348,7 @@ class Writer:
     def _fresh(self) -> list[str]:
         lines = []
         for k, b in enumerate(self.segment.buffers[: len(self.slots)]):
-            if b.slot not in self.joined:
+            if b.slot not in self.joined and b.slot not in self.placed:
                 self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
                 shape, stride = self.sizes.all(b.shape), self.sizes.all(b.stride)
                 lines.append(f"o{k} = empty({shape}, {stride}, d{k})")
@@ -343,12 +363,16 @@ class Writer:
         taken = ", ".join(f"o{k}" for k in range(len(lines)))
         return ["if given is None:", *(f"    {line}" for line in lines), f"else: {taken}, = given"]
 
-    def _work(self, read: str) -> list[str]:
-        """Native code on the addresses of what is read and of fresh memory."""
+    def _work(self, read: str, spread: bool = False) -> list[str]:
+        """Native code on the addresses of what is read and of fresh memory. `spread`: there is no
+        list of arguments."""
         check = f"require_memory({read})"
         lines = []
         if self.weights:
-            picked = self._picked(self.reads[: self.weights])
+            weights = self.reads[: self.weights]
+            picked = (
+                f"({', '.join(map(self.argument, weights))},)" if spread else self._picked(weights)
+            )
             lines += [f"bound = bind({picked})", f"if bound is None: {check}"]
         rest = self.reads[self.weights :]
         names = [f"{self.argument(k)}.data_ptr()" for k in rest]
@@ -384,7 +408,16 @@ class Writer:
         """Addresses of fresh memory, in the order of buffers."""
         found: list[str] = []
         first = 0
+        placed: list[int] = []
         for k, b in enumerate(self.segment.buffers[: len(self.slots)]):
+            if b.slot in self.placed:  # those of neighbours are picked together
+                if placed:
+                    found.pop()
+                placed.append(self.placed[b.slot])
+                found.append(self._picked_addresses(placed))
+                first = k + 1
+                continue
+            placed = []
             if b.slot not in self.joined:
                 found.append(f"o{k}.data_ptr()")
                 first = k + 1
@@ -394,6 +427,14 @@ class Writer:
                 found.pop()
             found.append(f"*places[{at - (k - first)}:{at + 1}]")
         return ", ".join(found)
+
+    def _picked_addresses(self, inputs: Sequence[int]) -> str:
+        """Some of the addresses that were read, as elements of a list."""
+        if len(inputs) == 1:
+            return f"addresses[{inputs[0]}]"
+        name = f"at{inputs[0]}"
+        self.names[name] = itemgetter(*inputs)
+        return f"*{name}(addresses)"
 
     def _picked(self, positions: Sequence[int]) -> str:
         """A tuple of the arguments at some positions. Slices take a third of the time that looking
@@ -424,14 +465,20 @@ class Writer:
     def _write_back(self) -> list[str]:
         if not self.captured.mutated:
             return []
+        lines = []
         if self.changed:  # others have to see that it was
             self.names["changed"] = torch.autograd.graph.increment_version
-            return [f"changed([{', '.join(map(self.argument, self.changed))}])"]
-        # Together: statistics of many norms would each be a launch on a GPU.
-        self.names["copy_all"] = torch._foreach_copy_
-        old = "".join(f"{self.argument(self.position[x])}, " for x, _ in self.captured.mutated)
-        new = "".join(f"o{self.slots[x]}, " for _, x in self.captured.mutated)
-        return [f"if not session.dry: copy_all([{old}], [{new}])"]
+            lines.append(f"changed([{', '.join(map(self.argument, self.changed))}])")
+        done = set(self.changed)
+        pairs = [(self.position[x], y) for x, y in self.captured.mutated]
+        left = [(k, y) for k, y in pairs if k not in done]
+        if left:
+            # Together: statistics of many norms would each be a launch on a GPU.
+            self.names["copy_all"] = torch._foreach_copy_
+            old = "".join(f"{self.argument(k)}, " for k, _ in left)
+            new = "".join(f"o{self.slots[y]}, " for _, y in left)
+            lines.append(f"if not session.dry: copy_all([{old}], [{new}])")
+        return lines
 
     def _result(self, r: Result) -> str:
         if isinstance(r, Value):
@@ -517,16 +564,6 @@ def slots_of(captured: Captured, results: Sequence[int]) -> set[str]:
     return own - others
 
 
-def known_strides(arguments: Sequence[Argument]) -> list[tuple[int, tuple[int, ...]]]:
-    """Of arguments that a segment reads: their numbers, and the strides they were captured with."""
-    return [
-        (k, tuple(d for d in a.stride if isinstance(d, int)))
-        for k, a in enumerate(arguments)
-        if a.native and a.kind == "tensor" and a.dtype is not None
-        if all(isinstance(d, int) for d in (*a.stride, *a.shape))
-    ]
-
-
 def _form(b: Buffer) -> many.Form:
     shape, stride = (tuple(d for d in x if isinstance(d, int)) for x in (b.shape, b.stride))
     return shape, stride, torch_dtype(b.dtype, b.paired)
@@ -540,47 +577,6 @@ def draw_seed(device: torch.device) -> torch.Tensor:
 def label(n: Any) -> str:
     assert isinstance(n.op, Input)
     return n.op.label
-
-
-def _sizes_in(r: Result | Buffer) -> set[str]:
-    """The symbols of a result. Strides may depend on sizes that no shape has."""
-    dims: tuple[Dim, ...] = ()
-    if isinstance(r, (View, Buffer)):
-        dims = (*r.shape, *r.stride, *((r.offset,) if isinstance(r, View) else ()))
-    elif isinstance(r, SymbolicInt):
-        dims = (r.value,)
-    return {x.name for d in dims for x in D.symbols(d)}
-
-
-def stand_ins(addresses: list[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Where data or edges decide what is read, kernels read the nearest element that there is: of a
-    tensor without any, one that stands in for it."""
-    room = []
-    for k, x in enumerate(inputs):
-        if addresses[k] == 0:
-            shape = [max(1, n) for n in x.shape]
-            room.append(torch.zeros(shape, dtype=x.dtype, device=x.device))
-            addresses[k] = room[-1].data_ptr()
-    return room
-
-
-def binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int, int]]:
-    """(name of a symbol, argument, its axis or None, factor, constant): where a call finds each
-    symbol's value, a number of its own where there is one.
-    """
-    out: dict[str, tuple[str, int, int | None, int, int]] = {}
-
-    def bind(d: Dim | None, index: int, axis: int | None) -> None:
-        found = symbol_from(d)
-        if found is not None and (found[0] not in out or found[1:] == (1, 0) != out[found[0]][3:]):
-            out[found[0]] = found[0], index, axis, *found[1:]
-
-    for k, a in enumerate(arguments):
-        bind(a.value, k, None)
-    for k, a in enumerate(arguments):
-        for axis, d in enumerate(a.shape):
-            bind(d, k, axis)
-    return list(out.values())
 
 
 def require_memory(inputs: Iterable[tuple[object, Any]]) -> None:

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
 from tilewright.base.events import Log
-from tilewright.driver.torch.protocols import Program
+from tilewright.driver.torch.protocol import Program
 from tilewright.ir.node import Graph
 
 T = TypeVar("T")

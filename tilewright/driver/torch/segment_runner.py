@@ -16,8 +16,9 @@ from tilewright.capture.torch.captured import Segment
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch.fast import label, problem_found, require_memory
 from tilewright.driver.torch.late import watch
-from tilewright.driver.torch.often import Key, Meanwhile, Often, Ready
-from tilewright.driver.torch.protocols import Program
+from tilewright.driver.torch.layouts import one_of
+from tilewright.driver.torch.often import Often
+from tilewright.driver.torch.protocol import Program
 from tilewright.driver.weights.given_up import given_up
 from tilewright.driver.weights.watch import WeightWatch, address
 from tilewright.graph.specialise import graph_symbols, specialise
@@ -25,7 +26,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Graph, Input, Node, rebuild
 
-Compile = Callable[[Graph], Program]
+Compile = Callable[..., Program]  # a graph, and `updates` as of Options
 
 
 class SegmentRunner:
@@ -43,7 +44,7 @@ class SegmentRunner:
         self._whole: Specialised | None = None
         self._lock = Lock()
         self.count = 0
-        # Programs of sizes that are called often: of whole calls (see `Unit`), or of the segment.
+        # Programs of sizes that are called often, where the call is this segment (see `Unit`).
         self.often: Often[Any] | None = None
         if not self.symbols:
             self._whole = Specialised(segment, segment.graph, compile(segment.graph), device)
@@ -80,26 +81,7 @@ class SegmentRunner:
     def __call__(
         self, env: dict[str, Any], dims: Mapping[str, int], numbers: Mapping[str, float]
     ) -> None:
-        found = self._whole or self._for(dims, numbers)
-        if self.often is not None:
-            found = self.often.way(tuple(dims[s] for s in self.symbols)) or found
-        found(env, dims)
-
-    def count_sizes(self, meanwhile: Meanwhile) -> None:
-        """From now on sizes that are called often get programs of their own."""
-
-        def ask(key: Key, ready: Ready[Specialised]) -> None:
-            dims = dict(zip(self.symbols, key, strict=True))
-
-            def take(program: Program | None, said: str) -> None:
-                if program is None:
-                    return ready(None, None, said)
-                graph = specialise(self.graph, dims)
-                ready(Specialised(self.segment, graph, program, self.device), program, said)
-
-            meanwhile.request(lambda: specialise(self.graph, dims), take)
-
-        self.often = Often(self.graph.name, self.symbols, meanwhile.limits, ask, self.log)
+        (self._whole or self._for(dims, numbers))(env, dims)
 
     def _for(self, dims: Mapping[str, int], numbers: Mapping[str, float]) -> Specialised:
         labels = [label(n) for n in self.graph.inputs]
@@ -163,25 +145,36 @@ class Specialised:
         values = [dims[s] for s in self.program.dims]
         self._sizes = dims
         addresses = list(map(address, inputs))
-        # Where data or edges decide what is read, kernels read the nearest element that there is:
-        # of a tensor without any, one that stands in for it.
-        room = []
-        for k in self.sizes_vary:
-            if inputs[k].numel() == 0:
-                room.append(_one_of(inputs[k]))
-                addresses[k] = address(room[-1])
-        if 0 in addresses:
-            packed = set(self.program.weights) - set(self.program.kept)
-            names = (slot.removeprefix("in") for slot in self.labels)
-            needed = enumerate(zip(names, inputs, strict=True))
-            require_memory(x for k, x in needed if k not in packed or given_up(x[1]) is None)
+        room = self.mend(addresses, inputs) if 0 in addresses else []
         known = None
         if self.watch is not None:
             self.read = inputs
             known = self.watch(inputs)
         found = self.program.run(addresses, outs, values, known)
+        del room
         if found is not None:
             raise problem_found(self.segment, self.program, found, dims)
+
+    def mend(self, addresses: list[int], inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Addresses, of the last inputs or of all, some of which are 0, become those that a program
+        can read; gives the memory that stands in. Where data or edges decide what is read, kernels
+        read the nearest element that there is: of a tensor without any, one that stands in for
+        it."""
+        room, first = [], len(self.labels) - len(inputs)
+        for k in (k - first for k in self.sizes_vary if k >= first):
+            if inputs[k].numel() == 0:
+                room.append(one_of(inputs[k]))
+                addresses[k] = address(room[-1])
+        if 0 in addresses:
+            packed = set(self.program.weights) - set(self.program.kept)
+            names = (slot.removeprefix("in") for slot in self.labels[first:])
+            needed = enumerate(zip(names, inputs, strict=True), first)
+            require_memory(x for k, x in needed if k not in packed or given_up(x[1]) is None)
+        return room
+
+    def note_sizes(self, dims: Mapping[str, int]) -> None:
+        """Those of the latest call, for what is found later."""
+        self._sizes = dims
 
     def found_late(self) -> Exception | None:
         """What calls found in their data, once all work is done; it is told once."""
@@ -189,11 +182,6 @@ class Specialised:
         if found is None:
             return None
         return problem_found(self.segment, self.program, found, self._sizes)
-
-
-def _one_of(x: torch.Tensor) -> torch.Tensor:
-    """Elements as if no axis were empty."""
-    return torch.zeros([max(1, n) for n in x.shape], dtype=x.dtype, device=x.device)
 
 
 def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:

@@ -1,4 +1,4 @@
-"""What the call path requires of programs, and of the session that they belong to."""
+"""What the call path needs of programs and of the session that they belong to."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ class Program(Protocol):
     @property
     def kept(self) -> tuple[int, ...]:
         """Weights that calls read themselves."""
+        ...
+
+    @property
+    def updated(self) -> tuple[tuple[int, int], ...]:
+        """Results, and inputs at whose address they may be written."""
         ...
 
     def run(
