@@ -16,7 +16,7 @@ import torch
 from torch._C._dynamo import guards
 
 from tilewright.base.errors import Invalid, Unsupported
-from tilewright.capture.torch.captured import Argument, Captured, Segment
+from tilewright.capture.torch.captured import Captured, Segment
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch import many
 from tilewright.driver.torch.protocol import Dry, Program
