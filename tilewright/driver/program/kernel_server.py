@@ -15,21 +15,13 @@ import pickle
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
-from typing import IO
+from typing import IO, Any
 
 from tilewright.base.errors import TilewrightError
-from tilewright.base.events import Log
-from tilewright.driver.program.kernel_process import (
-    READY,
-    Answer,
-    Request,
-    Scheduled,
-    WholeProgram,
-    has_more,
-)
-from tilewright.ir.text import parse_graph
+from tilewright.driver.program.kernel_process import READY, Answer, Request, Scheduled, has_more
 from tilewright.kernel.group import Group
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.schedule import default_schedule
@@ -42,17 +34,9 @@ from tilewright.targets import families
 from tilewright.tune.choose import EARLY, RECORDS, Chooser, Chosen, Default, Ranked
 
 _CODE = "tilewright.driver.program.grid_code"  # of GPUs: loaded where there is one
-# Loaded where whole programs are compiled.
-_PROGRAMS = "tilewright.driver.program.programs"
-_CACHED = "tilewright.driver.program.program_cache"
-_POOL = "tilewright.runtime.pool"
-_OPERATORS = "tilewright.ops"
 
 # Seconds without a request after which the process ends: another program may follow soon.
 _IDLE = 30.0
-
-# The priority of what nobody waits for: about a tenth of a core that others want too.
-_NICE = 10
 
 # What chooses a schedule by its group and target alone, in any process.
 CHOOSERS: dict[str, Chooser] = {c.name: c for c in (Default(), EARLY, RECORDS, Ranked())}
@@ -83,23 +67,15 @@ def answer(request: Request) -> Answer:
     return Answer(scheduled(found.trace, found), image, time.perf_counter() - began)
 
 
-def whole(request: WholeProgram) -> bytes:
-    """A program, as an entry of the cache. It is out of the cache where it is in there already."""
-    programs, cached = import_module(_PROGRAMS), import_module(_CACHED)
-    import_module(_OPERATORS)  # what the graph's text names
-    import_module(_POOL).set_threads(request.threads)
-    log = Log()
-    made = programs.compile_graph(parse_graph(request.graph), request.options, log)
-    return cached.record(made.data, log)
-
-
 def _chosen(request: Request, group: Group) -> Chosen:
     if request.choices is None:
         return CHOOSERS[request.chooser].choose(group, request.target)
     return Chosen(*default_schedule(group, request.target, request.choices))
 
 
-def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+def serve(
+    requests: IO[bytes], answers: IO[bytes], answered: Callable[[Any], object] = answer
+) -> None:
     """Answer until there are no more requests. Where a kernel cannot be compiled the answer is
     None: the process that requested it tries the same, and reports what is wrong with it."""
     _send(answers, READY)
@@ -108,14 +84,10 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             request = pickle.load(requests)
         except EOFError:
             return
-        made: object = None
         try:
-            if isinstance(request, WholeProgram) and hasattr(os, "nice") and os.nice(0) < _NICE:
-                os.nice(_NICE)  # calls that are made meanwhile come first
-            made = whole(request) if isinstance(request, WholeProgram) else answer(request)
-        except Exception as problem:
-            if isinstance(request, WholeProgram):
-                made = str(problem).strip().split("\n")[0] or type(problem).__name__
+            made = answered(request)
+        except Exception:
+            made = None
         _send(answers, made)
 
 
@@ -132,14 +104,14 @@ def _waits(requests: IO[bytes]) -> bool:
     return has_more(requests, _IDLE)
 
 
-def main() -> None:
+def main(answered: Callable[[Any], object] = answer) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
     gc.disable()
     families()  # declares their instructions
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything else prints is no answer
     try:
-        serve(requests, answers)
+        serve(requests, answers, answered)
     except BrokenPipeError:
         pass
     finally:

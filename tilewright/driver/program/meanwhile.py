@@ -26,6 +26,7 @@ from tilewright.runtime import pool
 from tilewright.runtime.program import Program
 from tilewright.targets import default as default_target
 
+_SERVER = "from tilewright.driver.program.program_server import main; main()"
 # It compiles one kernel at a time, and starts no others.
 _SETTINGS = {"TILEWRIGHT_COMPILE_PROCESSES": "0", "TILEWRIGHT_COMPILE_JOBS": "1"}
 # Seconds in which such a process imports what it needs, on a machine that is busy.
@@ -106,7 +107,7 @@ class _Compiler:
             if self._ended:
                 return None
             if self._process is None or not self._process.usable:
-                self._process = KernelProcess(_SETTINGS)
+                self._process = KernelProcess(_SERVER, _SETTINGS)
             process = self._process
         return process if process.is_ready(_START) else None
 
