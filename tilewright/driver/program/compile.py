@@ -99,7 +99,7 @@ def prepare(
     stages = stages or Stages()
     pipeline = chosen_passes(options.passes, target, options.precision)
     pipeline = chosen_passes(stages.pipeline(pipeline), target, options.precision)
-    return pipeline.run(graph, target, log, stages.graph, runs)
+    return pipeline.run(graph, target, log, stages.graph if stages.active else None, runs)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.places import place_in_frames
 from tilewright.capture.torch.recurrent import recurrent_layers
+from tilewright.capture.torch.substitutes import substitutes
 from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
@@ -268,7 +269,7 @@ class Compiled:
         if self._owner is not None:
             self._owner.watch()
         sizes = _SIZES.patch(**_ANY_SIZE) if self._dynamic else nullcontext()
-        with traceable(), recurrent_layers(), garbage_waits(), sizes:
+        with traceable(), recurrent_layers(), substitutes(), garbage_waits(), sizes:
             out = self._slow(self.original, args, kwargs)
         self.called = True
         if self._owner is not None:
@@ -411,7 +412,8 @@ def compile(
     """Compile a function or module; with examples now, otherwise at the first call.
 
     The examples are run once. What the call would change (buffers, in-place updates of inputs, the
-    random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph.
+    random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph;
+    calls of LAPACK for dense factorisations, which `tw.explain` names, are none.
 
     `own_weights=True` (a module, for inference, as one graph) gives back the memory of weights that
     are packed: the model is in memory once. Running the module in eager is then an error;
