@@ -95,11 +95,7 @@ class TorchOptions:
             if name in _CHOICES and value not in _CHOICES[name]:
                 choices = " or ".join(map(repr, _CHOICES[name]))
                 raise Invalid(f"option {name}={value!r} is not known", hint=f"it is {choices}")
-        for name, least in (
-            ("specialisations", 1),
-            ("specialise_after", 0),
-            ("specialise_most", 1),
-        ):
+        for name, least in _LEAST.items():
             if given.get(name, least) < least:
                 raise Invalid(f"option {name} must be at least {least}")
         if "activation_memory" in given:
