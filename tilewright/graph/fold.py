@@ -77,7 +77,8 @@ class FoldConstants(Pass, repeats=True, inside=True, regions=True):
         if not operands or maker.op.random or hasattr(maker.op, "interpret"):
             return False
         known = all(
-            x.op.name == "full" or (isinstance(x.op, Constant) and not x.op.passed) for x in operands
+            x.op.name == "full" or (isinstance(x.op, Constant) and not x.op.passed)
+            for x in operands
         )
         literal = any(isinstance(x.op, Constant) for x in operands)
         sizes = [x.ttype.size for x in (n, *operands)]

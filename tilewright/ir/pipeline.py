@@ -114,7 +114,9 @@ class Pipeline:
         names = [p.name for p in bound]
         decomposed = len(names) - names[::-1].index("Decompose") if "Decompose" in names else 0
 
-        def some(first: int, last: int, graph: Graph, log: Log, runs: list[PassRun] | None) -> Graph:
+        def some(
+            first: int, last: int, graph: Graph, log: Log, runs: list[PassRun] | None
+        ) -> Graph:
             """After some of the passes."""
             stage = first
 

@@ -387,7 +387,7 @@ class Builder:
     ) -> tuple[Distinct, tuple[Node, ...]]:
         """The kernel of a cluster, and the inputs in its order."""
         place = {o: p.in_place[o] for o in c.outputs if o in p.in_place}
-        alike = _structure(c if sized is None else sized.cluster, place)
+        alike = structure(c if sized is None else sized.cluster, place)
         found = self.alike.get(alike) if not self.schedules else None
         inputs = c.inputs
         if found is None and sized is not None:
@@ -538,7 +538,7 @@ def is_weight(n: Node) -> bool:
     return isinstance(n.op, Input) and n.op.role == "weight"
 
 
-def _structure(c: Cluster, in_place: Mapping[Node, Node]) -> Hashable:
+def structure(c: Cluster, in_place: Mapping[Node, Node]) -> Hashable:
     """Equal for clusters whose groups are equal; cheaper than the groups themselves."""
     number = {n: k for k, n in enumerate((*c.inputs, *c.nodes))}
     return (
