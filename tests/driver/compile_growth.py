@@ -146,10 +146,11 @@ def cold(name: str, n: int) -> dict[str, Any]:
 class Stages(phases.Phases):
     """Seconds of the stages of all programs."""
 
-    total_of: ClassVar[Counter[str]] = Counter()
+    total_of: ClassVar[dict[str, float]] = {}
 
     def __setitem__(self, name: str, seconds: float) -> None:
-        Stages.total_of[name] += seconds - self.get(name, 0.0)
+        before = Stages.total_of.get(name, 0.0)
+        Stages.total_of[name] = before + seconds - self.get(name, 0.0)
         super().__setitem__(name, seconds)
 
 
