@@ -507,7 +507,8 @@ class _Fuser:
 
     def cuts(self) -> Cuts:
         aliases: dict[Node, Node] = {}
-        cuts = tuple([Cut(r.first, self.cluster(r, aliases)) for r in self.regions.live()])
+        found = [(r.first, self.cluster(r, aliases)) for r in self.regions.live()]
+        cuts = tuple([Cut(first, c) for first, c in found if first is not None])
         for o in self.graph.outputs:
             if (base := self.renamed(o)) is not None:
                 aliases[o] = base
