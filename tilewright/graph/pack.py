@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from tilewright.base.events import Log
 from tilewright.graph.classify import Contraction, contraction, factors, facts, guess
@@ -41,7 +41,7 @@ _AFTER = ("Simplify", "KeyBlocks", "ChannelsLast", "Winograd", "DotProducts")
 
 
 @dataclass(frozen=True)
-class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
+class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
     """Rewrite the packed operand of every contraction where packing pays."""
 
     target: Target = of_target(_NEON, lambda t: t)
@@ -121,7 +121,30 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
         are so slow that two uses do."""
         b = n.inputs[c.right].dtype
         grouped = b.is_int and any(p.b is b and p.c is n.dtype for p in self.target.products)
-        return constant or _rows(n, c) >= (2 if grouped else self.min_rows)
+        if constant or grouped:
+            return constant or _rows(n, c) >= 2
+        return _rows(n, c) >= self.min_rows and not self.reads_as_fast(n, c)
+
+    def reads_as_fast(self, n: Node, c: Contraction) -> bool:
+        """Are whole vectors one after the other in memory as it is? Then a copy gains nothing where
+        few rows read it, or where the lines that a tile of columns reads stay in the first cache
+        together. Products of computed rows may become one kernel with what computes these, which
+        reads panels; so do those that add up in a wider type."""
+        w = n.inputs[c.right]
+        if not _given(n.inputs[c.left]) or n.dtype.accumulator is not n.dtype:
+            return False
+        deep, wide = w.shape[-2:] if w.rank > 1 else (1, 1)
+        plain = facts(w).kind != "view" or facts(w).reshape
+        lanes = lanes_of(self.target, n.dtype)
+        if not (plain and isinstance(deep, int) and isinstance(wide, int)) or wide % lanes:
+            return False
+        if c.right_axes[-1] != c.lane or c.lane not in c.columns or c.right_axes[-2] < n.rank:
+            return False
+        tile = register_tile(self.target, n.dtype)
+        if _rows(n, c) <= tile.rows:
+            return True
+        stride, width = wide * w.dtype.bytes, min(wide, tile.columns) * w.dtype.bytes
+        return _lines(deep, stride, width) <= self.target.l1 // LINE
 
     def products(self, n: Node, c: Contraction, constant: bool, left: DType) -> Iterator[Product]:
         """Instructions that add up groups of products, if the left operand is of a dtype, the best
@@ -140,6 +163,26 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
                     yield p
             elif p.group > 1 and plain and (constant or sums.is_int):
                 yield p
+
+
+def _given(n: Node) -> bool:
+    """Is it an input, or a view of one?"""
+    while facts(n).kind == "view":
+        n = n.inputs[0]
+    return isinstance(n.op, Input)
+
+
+# Bytes of a line of a cache, and of a way of the first one, where lines that far apart collide.
+LINE = 64
+WAY = 4096
+
+
+def _lines(rows: int, stride: int, width: int) -> int:
+    """Lines of the first cache that as many rows take up, counting those that no other row's lines
+    can be in because all of them collide."""
+    each = -(-width // LINE)
+    apart = WAY // gcd(stride, WAY) if stride % LINE == 0 else WAY // LINE
+    return rows * each * max(1, WAY // LINE // (apart * each))
 
 
 def _left_axes(n: Node, c: Contraction) -> tuple[int, ...] | None:

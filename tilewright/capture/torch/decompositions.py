@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 
+from tilewright.capture.torch.composed import compositions
+from tilewright.capture.torch.foreach import for_each, of_numbers
 from tilewright.capture.torch.recurrent import as_scans
 
 # Decomposed by torch's core table, but defined as a whole in ops/: not decomposed here, so that
@@ -54,10 +56,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         for overload in _overloads(name):
             if overload in decomposition_table:
                 table.setdefault(overload, decomposition_table[overload])
+    for op, function in compositions().items():
+        table[op] = function
     for op in as_scans():  # what they are depends on when they are looked at
         table.pop(op, None)
     table[torch.ops.aten.native_batch_norm_backward.default] = _by_own_statistics
-    return table
+    table |= for_each()
+    return table | of_numbers(table)
 
 
 def _by_own_statistics(grad: Any, x: Any, weight: Any, mean: Any, var: Any, *rest: Any) -> Any:

@@ -138,7 +138,7 @@ class Session:
             unit = self._unit("inference", graph, weight_positions(gm))
         except Unsupported:
             return None
-        return None if unit is None else lambda *args: unit(list(args))
+        return None if unit is None else unit.spread()
 
     def _by_aot(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
@@ -153,8 +153,16 @@ class Session:
             keep_inference_input_mutations=True,
         )
         compiled = wrap(gm, example_inputs)
-        made = self._steps.get(str(CompileContext.current_compile_id()))
-        return compiled if made is None else made.call(compiled)
+        compilation = str(CompileContext.current_compile_id())
+        made = self._steps.get(compilation)
+        if made is not None:
+            return made.call(compiled)
+        # What AOTAutograd puts around a graph takes longer than a small one. It would switch
+        # autocasting off, too, where that is on: guards say that it is off in all calls.
+        unit = self.direct.get(compilation)
+        if unit is None or len(unit.captured.arguments) != len(example_inputs) or autocasts():
+            return compiled
+        return unit.spread()
 
     def _partition(self, gm: torch.fx.GraphModule) -> Partition:
         device = device_of_graph(gm)
@@ -218,7 +226,7 @@ class Session:
         compilation = str(CompileContext.current_compile_id())
         captured = translate(
             gm,
-            weights=plain or (static_inputs() if kind == "inference" else ()),
+            weights=plain or (_weights(gm) if kind == "inference" else ()),
             random=self.options.random,
             name=f"{kind}{len(self.units)}",
             checks=self.options.checks and knobs.checks.get(),
@@ -270,7 +278,12 @@ class Session:
                     f"{name} is for models on the CPU", hint="leave it out, or use .cpu()"
                 )
 
-    def compile_graph(self, graph: Graph, machine: Machine | None = None) -> Program:
+    def compile_graph(
+        self,
+        graph: Graph,
+        machine: Machine | None = None,
+        updates: tuple[tuple[int, int], ...] = (),
+    ) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
         given = self.options
@@ -284,6 +297,7 @@ class Session:
             choose=given.choose,
             tune_seconds=given.tune_seconds,
             one_kernel=given.one_kernel and machine is not None,
+            updates=updates,
         )
         return compile_graph(graph, options, self.log, machine)
 
@@ -312,6 +326,15 @@ class Session:
 
     def _report_fallbacks(self, captured: Captured) -> None:
         for call in (c for c in captured.host_calls if not c.trim):
+            if call.library:
+                self.log.add(
+                    "library",
+                    f"{call.library} is called for {call.operator}",
+                    where=call.place,
+                    operator=call.operator,
+                    library=call.library,
+                )
+                continue
             if self.options.strict and not self._asked_for(call):
                 raise FallbackError(
                     f"{call.operator} would run in eager: {call.why}",
@@ -444,6 +467,11 @@ def argument_sources(gm: torch.fx.GraphModule) -> tuple[str, ...]:
     return tuple(found)
 
 
+def autocasts() -> bool:
+    """Is any device in a region of autocasting?"""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
 def metadata() -> Any:
     """What AOTAutograd knows of the graph that it is compiling; None outside of it."""
     context = TracingContext.try_get()
@@ -454,6 +482,17 @@ def static_inputs() -> tuple[int, ...]:
     """Inputs that AOTAutograd marks static: parameters and buffers."""
     meta = metadata()
     return tuple(meta.static_input_indices) if meta is not None else ()
+
+
+def _weights(gm: torch.fx.GraphModule) -> tuple[int, ...]:
+    """Inputs from which values are derived once for many calls. Where the graph changes half of
+    what is static, as an optimizer's does, every call would derive them again."""
+    given = {n: k for k, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    changed = {given[n.args[0]] for n in copies if n.args[0] in given}
+    static = static_inputs()
+    kept = tuple(k for k in static if k not in changed)
+    return kept if 2 * len(kept) > len(static) else ()
 
 
 def given_results() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -18,6 +19,7 @@ from tilewright.base.events import Log
 from tilewright.capture.torch.captured import Argument, Captured, HostCall, Returned, Segment, Slot
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch.fast import (
+    Call,
     Dry,
     Hold,
     Program,
@@ -32,7 +34,10 @@ from tilewright.driver.torch.fast import (
     require_memory,
     slots_of,
 )
+from tilewright.driver.torch.filled import require_apart, require_like, updates_of
 from tilewright.driver.torch.late import watch
+from tilewright.driver.torch.layouts import as_announced, one_of, restrided
+from tilewright.driver.torch.staged import Stages, can_be_staged
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import given_up, require_elements
 from tilewright.driver.weights.watch import WeightWatch, address
@@ -41,7 +46,6 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Graph, Input, Node, rebuild
 from tilewright.ir.slots import (
-    Buffer,
     Number,
     Restrided,
     Result,
@@ -52,7 +56,7 @@ from tilewright.ir.slots import (
     symbol_from,
 )
 
-Compile = Callable[[Graph], Program]
+Compile = Callable[..., Program]  # a graph, and `updates` as of Options
 
 
 class Unit:
@@ -76,13 +80,17 @@ class Unit:
         self.device = device
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
         self._boxed_call = True  # on the object: torch's wrappers copy its attributes
+        plain = is_plain(captured)
+        if plain and device.type == "cpu" and (updates := updates_of(captured)):
+            compile = partial(compile, updates=updates)
         self.segments = [SegmentRunner(s, compile, log, keep, device) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
         self._strides = known_strides(captured.arguments)
-        plain = is_plain(captured) and not any(s.symbols for s in self.segments)
+        plain = plain and not any(s.symbols for s in self.segments)
         self._bound: BoundWeights | None = None
-        self._fast = None
+        self._fast: Call | None = None
+        self._is_plain = plain
         self.writer: Writer | None = None  # of other ways to call it
         if plain:
             made = fast_call(
@@ -95,6 +103,12 @@ class Unit:
             )
             self._fast, self._bound, self.writer = made.call, made.weights, made.writer
         self._binders = _binders(captured.arguments)
+        self._staged: Stages | None = None
+        if not plain and can_be_staged(captured) and all(s.is_whole for s in self.segments):
+            whole = [s.specialised()[0] for s in self.segments]
+            restore = self.restore_layouts if self.check else None
+            self._staged = Stages(captured, whole, self._binders, session, device, restore)
+            self._fast = self._staged.call()
 
     @property
     def programs(self) -> list[Program]:
@@ -103,7 +117,7 @@ class Unit:
 
     def into(self, args: list[Any], given: Sequence[Any]) -> list[Any]:
         """Fill the given tensors, one per result, instead of fresh ones."""
-        buffers = self.captured.segments[0].buffers if self._fast is not None else ()
+        buffers = self.captured.segments[0].buffers if self._is_plain else ()
         fresh = [r.slot for r in self.captured.results if isinstance(r, Same)]
         if fresh != [b.slot for b in buffers] or len(fresh) != len(self.captured.results):
             raise Unsupported(
@@ -113,17 +127,18 @@ class Unit:
         if len(given) != len(buffers):
             raise Invalid(f"out= holds {len(given)} tensors for {len(buffers)} results")
         for k, (b, x) in enumerate(zip(buffers, given, strict=True)):
-            _require_like(k, b, x, self.device)
-        _require_apart(args, given)
+            require_like(k, b, x, self.device)
+        require_apart(args, given)
         assert self._fast is not None
         return self._fast(args, given)
 
     def readers(self) -> Iterator[Reader]:
         """Every program that reads weights, and which."""
         raw = _read_in_eager(self.captured)
-        for segment in self.segments:
+        bound = [self._bound] * len(self.segments) if self._staged is None else self._staged.weights
+        for segment, held in zip(self.segments, bound, strict=True):
             for s in segment.specialised():
-                tensors = s.read if self._bound is None else self._bound.tensors
+                tensors = s.read if held is None else held.tensors
                 named = (k for k, slot in enumerate(s.labels) if slot in raw)
                 kept = {*s.program.kept, *named}
                 yield Reader(s.program, tensors, frozenset(kept))
@@ -132,6 +147,14 @@ class Unit:
     def direct(self) -> Callable[[list[Any]], list[Any]]:
         """The shortest way to call it."""
         return self._fast if self._fast is not None and not self.check else self
+
+    def spread(self) -> Callable[..., list[Any]]:
+        """The shortest way to call it with arguments one by one."""
+        made = self.writer.spread() if self.writer is not None and not self.check else None
+        if made is not None:
+            return made
+        direct = self.direct
+        return lambda *args: direct(list(args))
 
     def of_call(
         self,
@@ -142,7 +165,7 @@ class Unit:
         names: Mapping[str, Any],
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
         """A function of what a user's call passes (see `direct_call`), where there is one."""
-        if self._fast is None or self.check or self.captured.mutated:
+        if not self._is_plain or self.check or self.captured.mutated:
             return None
         program = self.segments[0].static_program()
         make = direct_call(self.captured, program, self.device, given, self._bound)
@@ -385,25 +408,36 @@ class Specialised:
         values = [dims[s] for s in self.program.dims]
         self._sizes = dims
         addresses = list(map(address, inputs))
-        # Where data or edges decide what is read, kernels read the nearest element that there is:
-        # of a tensor without any, one that stands in for it.
-        room = []
-        for k in self.sizes_vary:
-            if inputs[k].numel() == 0:
-                room.append(_one_of(inputs[k]))
-                addresses[k] = address(room[-1])
-        if 0 in addresses:
-            packed = set(self.program.weights) - set(self.program.kept)
-            names = (slot.removeprefix("in") for slot in self.labels)
-            needed = enumerate(zip(names, inputs, strict=True))
-            require_memory(x for k, x in needed if k not in packed or given_up(x[1]) is None)
+        room = self.mend(addresses, inputs) if 0 in addresses else []
         known = None
         if self.watch is not None:
             self.read = inputs
             known = self.watch(inputs)
         found = self.program.run(addresses, outs, values, known)
+        del room
         if found is not None:
             raise problem_found(self.segment, self.program, found, dims)
+
+    def mend(self, addresses: list[int], inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Addresses, of the last inputs or of all, some of which are 0, become those that a program
+        can read; gives the memory that stands in. Where data or edges decide what is read, kernels
+        read the nearest element that there is: of a tensor without any, one that stands in for
+        it."""
+        room, first = [], len(self.labels) - len(inputs)
+        for k in (k - first for k in self.sizes_vary if k >= first):
+            if inputs[k].numel() == 0:
+                room.append(one_of(inputs[k]))
+                addresses[k] = address(room[-1])
+        if 0 in addresses:
+            packed = set(self.program.weights) - set(self.program.kept)
+            names = (slot.removeprefix("in") for slot in self.labels[first:])
+            needed = enumerate(zip(names, inputs, strict=True), first)
+            require_memory(x for k, x in needed if k not in packed or given_up(x[1]) is None)
+        return room
+
+    def note_sizes(self, dims: Mapping[str, int]) -> None:
+        """Those of the latest call, for what is found later."""
+        self._sizes = dims
 
     def found_late(self) -> Exception | None:
         """What calls found in their data, once all work is done; it is told once."""
@@ -411,11 +445,6 @@ class Specialised:
         if found is None:
             return None
         return problem_found(self.segment, self.program, found, self._sizes)
-
-
-def _one_of(x: torch.Tensor) -> torch.Tensor:
-    """Elements as if no axis were empty."""
-    return torch.zeros([max(1, n) for n in x.shape], dtype=x.dtype, device=x.device)
 
 
 def _take(
@@ -492,93 +521,11 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
     shape, stride = _numbers(r.shape, dims), _numbers(r.stride, dims)
     if isinstance(r, View):
         if r.base is not None:
-            x = _as_announced(x, _numbers(r.base, dims))
+            x = as_announced(x, _numbers(r.base, dims))
         start = x.storage_offset() + int(D.evaluate(r.offset, dims))
         return x.as_strided(shape, stride, start)
     assert isinstance(r, Restrided)
-    return _restrided(x, shape, stride, int(D.evaluate(r.offset, dims)))
-
-
-def _as_announced(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """What a host call returned, with the strides that torch announced: a copy where it has not."""
-    axes = zip(x.shape, x.stride(), stride, strict=True)
-    return x if all(n < 2 or a == b for n, a, b in axes) else _restrided(x, x.shape, stride)
-
-
-def _restrided(
-    x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int = 0
-) -> torch.Tensor:
-    """A copy of x with other strides, which begins at an offset in its storage. Where elements lie
-    on top of each other they are equal."""
-    made = torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device)
-    if offset:
-        size = offset + made.untyped_storage().nbytes() // made.element_size()
-        made = torch.empty(size, dtype=x.dtype, device=x.device).as_strided(shape, stride, offset)
-    to = made
-    for axis, (n, step) in enumerate(zip(shape, stride, strict=True)):
-        if n > 1 and step == 0:  # torch refuses to write to one place several times
-            to, x = to.narrow(axis, 0, 1), x.narrow(axis, 0, 1)
-    reach, apart = 1, True  # elements from the first one to the last
-    for step, n in sorted(zip(to.stride(), to.shape, strict=True)):
-        apart = apart and (n < 2 or step >= reach)
-        reach += (n - 1) * step
-    if apart or x.numel() == 0:
-        to.copy_(x)
-    else:  # windows that overlap
-        where = torch.arange(reach, device=x.device).as_strided(to.shape, to.stride()).reshape(-1)
-        made.as_strided((reach,), (1,))[where] = x.reshape(-1)
-    return made
-
-
-def _require_like(k: int, b: Buffer, x: Any, device: torch.device) -> None:
-    dtype = torch_dtype(b.dtype, b.paired)
-    where = "the CPU" if device.type == "cpu" else str(device)
-    wanted = f"{tuple(b.shape)} with strides {tuple(b.stride)}, {dtype}, on {where}"
-    hint = f"pass a tensor of {wanted}"
-    if not isinstance(x, torch.Tensor):
-        raise Invalid(f"out= for result {k} is a {type(x).__name__}", hint=hint)
-    found = {
-        "on": (str(x.device), str(device)),
-        "of dtype": (x.dtype, dtype),
-        "of shape": (tuple(x.shape), tuple(b.shape)),
-        "with strides": (x.stride(), tuple(b.stride)),
-    }
-    for what, (given, right) in found.items():
-        if given != right:
-            raise Invalid(f"out= for result {k} is {what} {given}, not {right}", hint=hint)
-    if x.requires_grad:
-        raise Invalid(
-            f"out= for result {k} requires a gradient, and filling it is not differentiable",
-            hint="pass out.detach()",
-        )
-    if x.is_neg() or x.is_conj():
-        raise Invalid(f"out= for result {k} is a view that negates or conjugates", hint=hint)
-    if x.numel() and address(x) == 0:
-        raise Invalid(f"out= for result {k} has no memory: its storage was freed", hint=hint)
-
-
-def _require_apart(args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
-    """A result that lies in an operand's memory would change what is still to be read."""
-    tensors = [(f"input {k}", x) for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
-    others = [(what, _span(x)) for what, x in tensors]
-    for k, x in enumerate(given):
-        start, end = _span(x)
-        for what, (first, last) in others:
-            if start < last and first < end:
-                raise Invalid(
-                    f"out= for result {k} shares memory with {what}",
-                    hint="pass a tensor with memory of its own, or leave out= out",
-                )
-        others.append((f"out= for result {k}", (start, end)))
-
-
-def _span(x: torch.Tensor) -> tuple[int, int]:
-    """The address of the first byte of a tensor and of that behind its last."""
-    start = address(x)
-    if x.numel() == 0:
-        return start, start
-    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    return start, start + (last + 1) * x.element_size()
+    return restrided(x, shape, stride, int(D.evaluate(r.offset, dims)))
 
 
 def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int, int]]:
