@@ -228,7 +228,13 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
             s.do(Permute(stage, (*(k for k in range(last + 1) if k != col), col)))
     red = [q.name for q in s.reduced(inmost)]
     for x in p.tiles:
-        if not (p.padded and x == f"{n}.0"):
+        if p.padded and x == f"{n}.0":
+            continue
+        # How many rows are left over is known at a call only: code for each number of them keeps
+        # their sums in registers too.
+        known = all(isinstance(q.extent, int) for q in s.loops(x))
+        any_rest = x == f"{m}.0" and not t.large and not known
+        if not (any_rest and s.attempt(Peel(x, cases=True))):
             s.attempt(Peel(x))
     if _instruction(s, inmost, own, red, t.group):
         stems.remove(own)
