@@ -67,6 +67,23 @@ def test_transposed_weights_are_packed_from_where_they_are() -> None:
     assert names(f.clusters[0]) == {"permute", "relayout"} and f.clusters[0].inputs == (w,)
 
 
+def test_a_left_operand_that_lies_across_is_stored_once_more() -> None:
+    """As in the gradient of a weight: rows of a tile would be far from each other in memory."""
+    g, x = arg("g", 512, 256), arg("x", 512, 128)
+    across, along = (build.permute(g, (1, 0)), arg("h", 256, 512))
+    assert maps(build.matmul(across, x), target=AVX512) == [
+        "a0, a1 -> a0, a1",
+        "a0, a1 -> a1//48, a0, a1%48",
+    ]
+    assert len(maps(build.matmul(along, x), target=AVX512)) == 1
+    few = build.matmul(build.permute(arg("f", 64, 128), (1, 0)), arg("y", 64, 128))
+    assert len(maps(few, target=AVX512)) == 1  # it is in the caches anyway
+    made = PackOperands.of(AVX512).apply(graph(build.matmul(across, x)), Log())
+    f = fuse(made, TARGET, Log())
+    check(f)
+    assert kinds(f) == ["map", "map", "contract"]
+
+
 def test_convolution_weights() -> None:
     y = build.conv_valid(arg("x", 2, 8, 10, 10), weight("w", 24, 8, 3, 3), (1, 1), (1, 1), 1)
     assert maps(y) == ["a0, a1, a2, a3 -> a0//12, a1, a2, a3, a0%12"]
@@ -187,3 +204,23 @@ def test_groups_of_the_sum_stay_together_for_instructions_that_add_them_up() -> 
     assert maps(build.matmul(arg("x", 64, 96), weight("w", 96, 192)), target=tiles) == [
         "a0, a1 -> a1//48, a0, a1%48"
     ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "deep", "columns", "packed"),
+    [
+        (12, 128, 64, 128, False),  # all that a tile of columns reads stays in the first cache
+        (12, 8, 64, 512, False),  # one tile of rows: nothing is read twice
+        (1, 256, 256, 256, True),  # rows a kilobyte apart collide there
+        (12, 128, 64, 100, True),  # panels have whole vectors, with zeros at their end
+    ],
+)
+def test_a_changing_matrix_is_copied_where_that_gains(
+    batch: int, rows: int, deep: int, columns: int, packed: bool
+) -> None:
+    x, w = arg("x", batch, rows, deep), arg("w", batch, deep, columns)
+    assert bool(maps(build.matmul(x, w), target=AVX512)) == packed
+    turned = build.transpose(arg("w", batch, columns, deep), -2, -1)
+    assert maps(build.matmul(x, turned), target=AVX512)
+    computed = build.matmul(build.relu(x), w)  # may be one kernel with what computes its rows
+    assert maps(computed, target=AVX512)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.base.events import Log
+from tilewright.graph.batches import in_batches
 from tilewright.graph.classify import facts
 from tilewright.graph.cluster import Cluster, Fused, Refusal
 from tilewright.graph.order import few_live_bytes
@@ -60,7 +61,7 @@ def assembled(found: Cuts, target: Target, log: Log) -> Fused:
         where = next((w for n in (c.anchor, *c.nodes) if n and (w := graph.place(n))), None)
         log.add("fusion", str(c), where=where, detail=True)
     ordered = few_live_bytes(ordered, graph.outputs, found.aliases)
-    return Fused(graph, tuple(ordered), refusals, found.aliases)
+    return in_batches(Fused(graph, tuple(ordered), refusals, found.aliases), target)
 
 
 def _in_order(c: Cluster, position: Mapping[Node, int], target: Target) -> Cluster:

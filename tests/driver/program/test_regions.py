@@ -8,7 +8,8 @@ from tests.driver.program.random_regions import COLUMNS, ROWS, build, check_seed
 from tests.seeds import drawn
 from tilewright import targets
 from tilewright.base.events import Log
-from tilewright.driver.program.compile import split, structure
+from tilewright.driver.program.compile import split
+from tilewright.driver.program.distinct import structure
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.schedules import by_first_use
 from tilewright.graph.fuse import fuse

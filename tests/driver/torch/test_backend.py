@@ -117,9 +117,9 @@ def test_what_follows_a_break_is_native_every_time() -> None:
     x = torch.ones(3)
     calls: list[str] = []
     assert_same(fast(x), breaks(x))
-    for unit in fast.units:
-        was = unit._fast
-        unit._fast = lambda args, was=was: calls.append("") or was(args)
+    for program in (p for unit in fast.units for p in unit.programs):
+        was = program._call
+        program._call = lambda *given, was=was: calls.append("") or was(*given)
     assert_same(fast(x), breaks(x))
     assert len(fast.units) == len(calls) == 2
 
@@ -414,6 +414,9 @@ def test_not_callable_and_unknown_options() -> None:
     with pytest.raises(Invalid, match="not a bool"):
         wrong: Any = 1
         tw.compile(lambda x: x, strict=wrong)
+    for share in (0, 1.5, True, "half"):
+        with pytest.raises(Invalid, match="above 0 and up to 1"):
+            tw.compile(lambda x: x, activation_memory=share)
 
 
 def test_other_devices_get_a_sentence() -> None:

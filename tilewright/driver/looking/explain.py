@@ -104,12 +104,17 @@ class Explanation:
         return self.of("fallback")
 
     @property
+    def library_calls(self) -> tuple[Event, ...]:
+        """Operators that programs call a library for, by the names of its routines."""
+        return self.of("library")
+
+    @property
     def graph_breaks(self) -> tuple[Event, ...]:
         return self.of("graph-break")
 
     @property
     def specialisations(self) -> tuple[Event, ...]:
-        return self.of("specialise")
+        return (*self.of("specialise"), *self.of("specialised"))
 
     @property
     def checks(self) -> tuple[Event, ...]:
@@ -137,6 +142,7 @@ class Explanation:
             sum(parts.values()),
             eager_operators(self.events),
             problems_of(self.events),
+            len(self.library_calls),
             tuple(sorted(worst, key=lambda r: -r.lost)[:SHOWN]),
         )
 
@@ -250,17 +256,21 @@ class Explanation:
             (what, e)
             for kind, what in (
                 ("fallback", "fallback"),
+                ("library", "library call"),
                 ("graph-break", "graph break"),
                 ("recompile", "recompile"),
                 ("specialise", "specialisation"),
+                ("specialised", "a program of its own"),
+                ("kept", "kept for the gradient"),
                 ("check", "checked at each call"),
             )
             for e in self.of(kind)
         ]
-        if not self.programs:
+        if not self.programs and not self.library_calls:
             yield Text("no native code: all of it runs in eager")
         elif not self.fallbacks:
-            yield Text("no fallbacks: everything above runs as native code")
+            rest = ", but for library calls" if self.library_calls else ""
+            yield Text(f"no fallbacks: everything above runs as native code{rest}")
         if rows:
             table = new_table("what", "why", "where")
             for what, e in rows:

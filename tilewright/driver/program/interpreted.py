@@ -25,6 +25,7 @@ class InterpretedProgram:
         self.graph = graph
         self._watched = 0
         self.weights: tuple[int, ...] = ()
+        self.updated: tuple[tuple[int, int], ...] = ()
         self.kept = tuple(range(len(graph.inputs)))
         self.inputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.inputs)
         self.outputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.outputs)
@@ -69,9 +70,13 @@ class InterpretedProgram:
         return addresses
 
     def run_bound(
-        self, bound: Sequence[int], others: Sequence[int], outputs: Sequence[int]
+        self,
+        bound: Sequence[int],
+        others: Sequence[int],
+        outputs: Sequence[int],
+        dims: Sequence[int] = (),
     ) -> list[int] | None:
-        return self.run([*bound, *others], outputs)
+        return self.run([*bound, *others], outputs, dims)
 
     @property
     def tells_later(self) -> bool:

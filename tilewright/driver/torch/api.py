@@ -11,11 +11,13 @@ import builtins
 import inspect
 import types
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from itertools import count
 from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo.utils
+import torch.fx.experimental._config
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch._dynamo.exc import Unsupported as CannotCapture
@@ -27,6 +29,7 @@ from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.places import place_in_frames
 from tilewright.capture.torch.recurrent import recurrent_layers
+from tilewright.capture.torch.substitutes import substitutes
 from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
@@ -48,6 +51,11 @@ _TOO_OFTEN = (
     "pass what varies as a tensor, mark sizes with dynamic=True, "
     "or raise torch._dynamo.config.recompile_limit"
 )
+# With dynamic=True sizes may be 0 or 1 too, and two that were equal once need not be again: one
+# program for all of them. Torch would compile another one for each such case. Where sizes vary as
+# calls show it, its own rules stay: 1 is often another thing, such as one token after many.
+_SIZES: Any = torch.fx.experimental._config
+_ANY_SIZE = {"use_duck_shape": False, "backed_size_oblivious": True}
 # How Dynamo's code names its helpers.
 _UTILS = "__import_torch_dot__dynamo_dot_utils"
 
@@ -87,7 +95,7 @@ class Compiled:
         fullgraph: bool,
         dynamic: bool | None,
     ) -> None:
-        self.original, self.session = function, session
+        self.original, self.session, self._dynamic = function, session, dynamic is True
         # A code object and a name of its own: Dynamo stores entries by code, sizes seen by name.
         name = f"{getattr(function, '__name__', type(function).__name__)}_{next(_number)}"
         # Dynamo leaves compiled functions in the globals of the frame: they die with this dict.
@@ -98,7 +106,7 @@ class Compiled:
         run = torch.compile(
             self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
         )
-        self._slow = _telling(run, session)
+        self._slow = _telling(run, session, _holds_optimizer(function))
         self.called = False  # to the end, at least once
         self._entries: list[tuple[Any, Callable[..., Any]]] = []
         self._found: list[_Entry] = []  # what Dynamo has compiled
@@ -260,7 +268,8 @@ class Compiled:
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._owner is not None:
             self._owner.watch()
-        with traceable(), recurrent_layers(), garbage_waits():
+        sizes = _SIZES.patch(**_ANY_SIZE) if self._dynamic else nullcontext()
+        with traceable(), recurrent_layers(), substitutes(), garbage_waits(), sizes:
             out = self._slow(self.original, args, kwargs)
         self.called = True
         if self._owner is not None:
@@ -348,18 +357,41 @@ def _outline(
         return None
 
 
-def _telling(run: Callable[..., Any], session: Session) -> Callable[..., Any]:
+def _telling(
+    run: Callable[..., Any], session: Session, optimizes: bool = False
+) -> Callable[..., Any]:
     """Calls in which Dynamo sees all frames. Cuts without a graph before them are told to no
-    backend: they are in torch's list."""
+    backend: they are in torch's list. Optimizers read numbers out of tensors: these are captured
+    too."""
+    numbers = (
+        torch._dynamo.config.patch(capture_scalar_outputs=True) if optimizes else nullcontext()
+    )
 
     def call(*given: Any) -> Any:
         known = len(graph_break_reasons)
-        out = run(*given)
+        with numbers:
+            out = run(*given)
         for reason in graph_break_reasons[known:]:
             session.note_break(reason)
         return out
 
     return call
+
+
+def _holds_optimizer(function: Any) -> bool:
+    """Is it a method of an optimizer, or does it refer to one: by itself, its object or as a
+    global?"""
+    owner = getattr(function, "__self__", None)
+    found = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
+    plain = getattr(function, "__func__", function)
+    for cell in getattr(plain, "__closure__", None) or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # it is empty still
+            continue
+    code, scope = getattr(plain, "__code__", None), getattr(plain, "__globals__", {})
+    found += [scope.get(name) for name in getattr(code, "co_names", ())]
+    return any(isinstance(x, torch.optim.Optimizer) for x in found)
 
 
 def _parameters(function: Any) -> tuple[str, ...]:
@@ -380,7 +412,8 @@ def compile(
     """Compile a function or module; with examples now, otherwise at the first call.
 
     The examples are run once. What the call would change (buffers, in-place updates of inputs, the
-    random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph.
+    random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph;
+    calls of LAPACK for dense factorisations, which `tw.explain` names, are none.
 
     `own_weights=True` (a module, for inference, as one graph) gives back the memory of weights that
     are packed: the model is in memory once. Running the module in eager is then an error;

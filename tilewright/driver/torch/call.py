@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from threading import Lock
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from tilewright import ops
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
-from tilewright.capture.torch.captured import Argument, Captured, HostCall, Returned, Segment, Slot
-from tilewright.capture.torch.dtypes import torch_dtype
+from tilewright.capture.torch.captured import Captured, HostCall, Returned, Segment, Slot
 from tilewright.driver.torch.fast import (
-    Dry,
+    Call,
     Hold,
-    Program,
     Writer,
     direct_call,
     draw_seed,
     fast_call,
     is_plain,
-    known_strides,
-    label,
-    problem_found,
-    require_memory,
     slots_of,
 )
-from tilewright.driver.torch.late import watch
+from tilewright.driver.torch.filled import require_apart, require_like, updates_of
+from tilewright.driver.torch.layouts import as_announced, restrided
+from tilewright.driver.torch.often import Key, Meanwhile, Often, Ready, weights_apart
+from tilewright.driver.torch.protocol import Dry, Program
+from tilewright.driver.torch.segment_runner import (
+    Compile,
+    SegmentRunner,
+    numbers_of,
+)
+from tilewright.driver.torch.sizes import binders, known_strides
+from tilewright.driver.torch.staged import Stages, can_be_staged
 from tilewright.driver.weights.bound import BoundWeights
-from tilewright.driver.weights.given_up import given_up, require_elements
-from tilewright.driver.weights.watch import WeightWatch, address
-from tilewright.graph.specialise import graph_symbols, specialise
+from tilewright.driver.weights.given_up import require_elements
+from tilewright.graph.specialise import specialise
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim, Int
-from tilewright.ir.node import Graph, Input, Node, rebuild
+from tilewright.ir.dim import Dim
 from tilewright.ir.slots import (
-    Buffer,
     Number,
     Restrided,
     Result,
@@ -51,8 +50,6 @@ from tilewright.ir.slots import (
     View,
     symbol_from,
 )
-
-Compile = Callable[[Graph], Program]
 
 
 class Unit:
@@ -70,40 +67,85 @@ class Unit:
         kind: str,
         device: torch.device,
         together: Sequence[int] = (),
+        meanwhile: Meanwhile | None = None,
     ) -> None:
         """Results of the numbers `together` may share memory: they are not the caller's, or live
-        and die together."""
+        and die together. `meanwhile`: None where the program of all sizes stays the only one."""
         self.device = device
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
         self._boxed_call = True  # on the object: torch's wrappers copy its attributes
+        self._binders = binders(captured.arguments)
+        self._symbols = [name for name, *_ in self._binders]
+        plain = is_plain(captured)
+        if plain and not self._symbols and device.type == "cpu":
+            if updates := updates_of(captured):
+                compile = partial(compile, updates=updates)
         self.segments = [SegmentRunner(s, compile, log, keep, device) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
         self._strides = known_strides(captured.arguments)
-        plain = is_plain(captured) and not any(s.symbols for s in self.segments)
+        self._slots = slots_of(captured, together)
         self._bound: BoundWeights | None = None
-        self._fast = None
+        self._fast: Call | None = None
         self.writer: Writer | None = None  # of other ways to call it
-        if plain:
+        general = [s for s in self.segments if s.symbols and s.is_whole and device.type == "cpu"]
+        self._is_plain = plain and bool(general or not self._symbols)
+        self._staged: Stages | None = None
+        if self._is_plain:
+            often: Often[Call] | None = None
+            if general and meanwhile is not None:
+                ask = partial(self._ask, meanwhile)
+                often = Often(captured.name, self._symbols, meanwhile.limits, ask, log)
+                general[0].often = often
             made = fast_call(
                 captured,
                 self.segments[0].static_program(),
                 session,
                 device,
-                slots_of(captured, together),
+                self._slots,
                 self.restore_layouts if self.check else None,
+                often.way if often is not None else None,
             )
-            self._fast, self._bound, self.writer = made.call, made.weights, made.writer
-        self._binders = _binders(captured.arguments)
+            self._fast, self._bound = made.call, made.weights
+            self.writer = None if self._symbols else made.writer
+        elif can_be_staged(captured) and all(s.is_whole for s in self.segments):
+            whole = [s.specialised()[0] for s in self.segments]
+            restore = self.restore_layouts if self.check else None
+            self._staged = Stages(captured, whole, self._binders, session, device, restore)
+            self._fast = self._staged.call()
 
     @property
     def programs(self) -> list[Program]:
         """Every program compiled so far."""
         return [p for s in self.segments for p in s.programs()]
 
+    def _ask(self, meanwhile: Meanwhile, key: Key, ready: Ready[Call]) -> None:
+        """A function for calls of some sizes, when its program is there."""
+        dims = dict(zip(self._symbols, key, strict=True))
+        graph = self.segments[0].graph
+
+        def take(program: Program | None, said: str) -> None:
+            if program is None:
+                return ready(None, None, said)
+            program.watch(self.segments[0].segment.watched)
+            made = fast_call(
+                _of_sizes(self.captured, dims),
+                program,
+                self.session,
+                self.device,
+                self._slots,
+                self.restore_layouts if self.check else None,
+            )
+            if made.weights is not None and self._bound is not None and self._bound.tensors:
+                made.weights(self._bound.tensors)  # what is derived from them is there at once
+            ready(made.call, program, f"{said}, {weights_apart(program)}")
+
+        meanwhile.request(lambda: specialise(graph, dims), take)
+
     def into(self, args: list[Any], given: Sequence[Any]) -> list[Any]:
         """Fill the given tensors, one per result, instead of fresh ones."""
-        buffers = self.captured.segments[0].buffers if self._fast is not None else ()
+        static = self._is_plain and not self._symbols
+        buffers = self.captured.segments[0].buffers if static else ()
         fresh = [r.slot for r in self.captured.results if isinstance(r, Same)]
         if fresh != [b.slot for b in buffers] or len(fresh) != len(self.captured.results):
             raise Unsupported(
@@ -113,17 +155,18 @@ class Unit:
         if len(given) != len(buffers):
             raise Invalid(f"out= holds {len(given)} tensors for {len(buffers)} results")
         for k, (b, x) in enumerate(zip(buffers, given, strict=True)):
-            _require_like(k, b, x, self.device)
-        _require_apart(args, given)
+            require_like(k, b, x, self.device)
+        require_apart(args, given)
         assert self._fast is not None
         return self._fast(args, given)
 
     def readers(self) -> Iterator[Reader]:
         """Every program that reads weights, and which."""
         raw = _read_in_eager(self.captured)
-        for segment in self.segments:
+        bound = [self._bound] * len(self.segments) if self._staged is None else self._staged.weights
+        for segment, held in zip(self.segments, bound, strict=True):
             for s in segment.specialised():
-                tensors = s.read if self._bound is None else self._bound.tensors
+                tensors = s.read if held is None else held.tensors
                 named = (k for k, slot in enumerate(s.labels) if slot in raw)
                 kept = {*s.program.kept, *named}
                 yield Reader(s.program, tensors, frozenset(kept))
@@ -132,6 +175,14 @@ class Unit:
     def direct(self) -> Callable[[list[Any]], list[Any]]:
         """The shortest way to call it."""
         return self._fast if self._fast is not None and not self.check else self
+
+    def spread(self) -> Callable[..., list[Any]]:
+        """The shortest way to call it with arguments one by one."""
+        made = self.writer.spread() if self.writer is not None and not self.check else None
+        if made is not None:
+            return made
+        direct = self.direct
+        return lambda *args: direct(list(args))
 
     def of_call(
         self,
@@ -142,10 +193,11 @@ class Unit:
         names: Mapping[str, Any],
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
         """A function of what a user's call passes (see `direct_call`), where there is one."""
-        if self._fast is None or self.check or self.captured.mutated:
+        if not self._is_plain or self.check or self.captured.mutated:
             return None
-        program = self.segments[0].static_program()
-        make = direct_call(self.captured, program, self.device, given, self._bound)
+        program, often = self.segments[0].static_program(), self.segments[0].often
+        way = often.way if often is not None else None
+        make = direct_call(self.captured, program, self.device, given, self._bound, way)
         return make(form, hold, after, names)
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -262,6 +314,38 @@ class Reader:
     kept: frozenset[int]
 
 
+def _of_sizes(captured: Captured, dims: Mapping[str, int]) -> Captured:
+    """What was captured, for given sizes."""
+
+    def sizes(given: Sequence[Dim]) -> tuple[int, ...]:
+        return numbers_of(given, dims)
+
+    (segment,) = captured.segments
+    buffers = [replace(b, shape=sizes(b.shape), stride=sizes(b.stride)) for b in segment.buffers]
+    checks = [c if c.size is None else replace(c, size=sizes([c.size])[0]) for c in segment.checks]
+    arguments = [
+        replace(
+            a,
+            shape=sizes(a.shape),
+            stride=sizes(a.stride),
+            value=None if a.value is None else sizes([a.value])[0],
+        )
+        for a in captured.arguments
+    ]
+    results: list[Result] = []
+    for r in captured.results:
+        if isinstance(r, View):
+            (start,) = sizes([r.offset])
+            base = None if r.base is None else sizes(r.base)
+            r = View(r.slot, sizes(r.shape), sizes(r.stride), start, base)
+        elif isinstance(r, SymbolicInt):
+            r = Value(sizes([r.value])[0])
+        results.append(r)
+    graph = specialise(segment.graph, dims)
+    step = Segment(graph, tuple(buffers), tuple(checks))
+    return replace(captured, arguments=tuple(arguments), steps=(step,), results=tuple(results))
+
+
 def _read_in_eager(captured: Captured) -> set[str]:
     """Slots that host calls read, that are changed, or that are results."""
     given = [(step.args, step.kwargs) for step in captured.steps if isinstance(step, HostCall)]
@@ -270,152 +354,6 @@ def _read_in_eager(captured: Captured) -> set[str]:
     slots |= {x.slot for x in leaves if isinstance(x, (View, Restrided))}
     slots |= {name for pair in captured.mutated for name in pair}
     return slots | {r.slot for r in captured.results if isinstance(r, (Same, View, Restrided))}
-
-
-class SegmentRunner:
-    """A segment and its programs: one where shapes are static or compile symbolically, else one per
-    value of dims.
-    """
-
-    def __init__(
-        self, segment: Segment, compile: Compile, log: Log, keep: int, device: torch.device
-    ) -> None:
-        self.segment, self.graph, self.device = segment, segment.graph, device
-        self.compile, self.log, self.keep = compile, log, keep
-        self.symbols = tuple(sorted(graph_symbols(segment.graph)))
-        self._programs: OrderedDict[tuple[Any, ...], Specialised] = OrderedDict()
-        self._whole: Specialised | None = None
-        self._lock = Lock()
-        self.count = 0
-        if not self.symbols:
-            self._whole = Specialised(segment, segment.graph, compile(segment.graph), device)
-            return
-        try:
-            program = compile(segment.graph)
-        except Unsupported as problem:
-            self.log.add(
-                "specialise",
-                f"{self.graph.name} is compiled per value of {', '.join(self.symbols)}: "
-                f"{problem.what}",
-            )
-        else:
-            self._whole = Specialised(segment, segment.graph, program, device)
-
-    @property
-    def is_whole(self) -> bool:
-        """Does one program serve all sizes?"""
-        return self._whole is not None
-
-    def static_program(self) -> Program:
-        assert self._whole is not None
-        return self._whole.program
-
-    def specialised(self) -> list[Specialised]:
-        if self._whole is not None:
-            return [self._whole]
-        return list(self._programs.values())  # other threads may add to it
-
-    def programs(self) -> list[Program]:
-        return [s.program for s in self.specialised()]
-
-    def __call__(
-        self, env: dict[str, Any], dims: Mapping[str, int], numbers: Mapping[str, float]
-    ) -> None:
-        (self._whole or self._for(dims, numbers))(env, dims)
-
-    def _for(self, dims: Mapping[str, int], numbers: Mapping[str, float]) -> Specialised:
-        labels = [label(n) for n in self.graph.inputs]
-        known = {k: v for k, v in numbers.items() if k in labels}
-        key = (*(dims[s] for s in self.symbols), *known.values())
-        with self._lock:
-            found = self._programs.get(key)
-            if found is not None:
-                self._programs.move_to_end(key)
-                return found
-            self.count += 1
-            values = ", ".join(f"{s} = {dims[s]}" for s in self.symbols)
-            self.log.add(
-                "specialise",
-                f"{self.graph.name} for {values} (program {self.count}, of at most {self.keep})",
-                values={s: dims[s] for s in self.symbols},
-            )
-            graph = specialise(with_numbers(self.graph, known), dims)
-            made = Specialised(self.segment, graph, self.compile(graph), self.device)
-            self._programs[key] = made
-            if len(self._programs) > self.keep:
-                self._programs.popitem(last=False)
-            return made
-
-
-class Specialised:
-    """A program with the slots it reads and the tensors it fills."""
-
-    def __init__(
-        self, segment: Segment, graph: Graph, program: Program, device: torch.device
-    ) -> None:
-        self.segment, self.program, self.device = segment, program, device
-        program.watch(segment.watched)
-        self._sizes: Mapping[str, int] = {}  # of the latest call
-        if segment.watched and program.tells_later:
-            watch(self)
-        self.labels = [label(n) for n in graph.inputs]
-        self.dtypes = [n.dtype for n in graph.inputs]
-        self.watch = WeightWatch(program.weights) if program.weights else None
-        sizes = enumerate(n.shape for n in graph.inputs)
-        self.sizes_vary = [k for k, s in sizes if any(isinstance(d, Int) or not d for d in s)]
-        self.read: list[Any] = []  # weights of the latest call, by the program's inputs
-
-    def __call__(self, env: dict[str, Any], dims: Mapping[str, int]) -> None:
-        for b in self.segment.buffers:
-            env[b.slot] = torch.empty_strided(
-                _numbers(b.shape, dims),
-                _numbers(b.stride, dims),
-                dtype=torch_dtype(b.dtype, b.paired),
-                device=self.device,
-            )
-        inputs = []
-        for slot, dtype in zip(self.labels, self.dtypes, strict=True):
-            x = env[slot]
-            if slot.startswith("host"):
-                # An operator may give another layout than announced, and a few another dtype.
-                # The slot has it as it is: it may be a result, with eager's strides.
-                x = x.to(self.device, torch_dtype(dtype, x.is_complex())).contiguous()
-            inputs.append(x)
-        outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
-        values = [dims[s] for s in self.program.dims]
-        self._sizes = dims
-        addresses = list(map(address, inputs))
-        # Where data or edges decide what is read, kernels read the nearest element that there is:
-        # of a tensor without any, one that stands in for it.
-        room = []
-        for k in self.sizes_vary:
-            if inputs[k].numel() == 0:
-                room.append(_one_of(inputs[k]))
-                addresses[k] = address(room[-1])
-        if 0 in addresses:
-            packed = set(self.program.weights) - set(self.program.kept)
-            names = (slot.removeprefix("in") for slot in self.labels)
-            needed = enumerate(zip(names, inputs, strict=True))
-            require_memory(x for k, x in needed if k not in packed or given_up(x[1]) is None)
-        known = None
-        if self.watch is not None:
-            self.read = inputs
-            known = self.watch(inputs)
-        found = self.program.run(addresses, outs, values, known)
-        if found is not None:
-            raise problem_found(self.segment, self.program, found, dims)
-
-    def found_late(self) -> Exception | None:
-        """What calls found in their data, once all work is done; it is told once."""
-        found = self.program.check()
-        if found is None:
-            return None
-        return problem_found(self.segment, self.program, found, self._sizes)
-
-
-def _one_of(x: torch.Tensor) -> torch.Tensor:
-    """Elements as if no axis were empty."""
-    return torch.zeros([max(1, n) for n in x.shape], dtype=x.dtype, device=x.device)
 
 
 def _take(
@@ -444,25 +382,6 @@ def _tell(d: Dim, value: int, dims: dict[str, int]) -> None:
         dims.setdefault(name, (value - constant) // factor)
 
 
-def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:
-    """Scalar inputs whose value is known become constants."""
-    if not known:
-        return graph
-
-    def known_value(n: Node) -> Node:
-        if isinstance(n.op, Input) and n.op.label in known:
-            return ops.full((), known[n.op.label], n.dtype)
-        return n
-
-    new = rebuild(graph, known_value)
-    inputs = tuple(n for n in graph.inputs if label(n) not in known)
-    return Graph(graph.name, inputs, new.outputs, new.places)
-
-
-def _numbers(dims: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(d if isinstance(d, int) else int(D.evaluate(d, values)) for d in dims)
-
-
 def _filled(tree: Any, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
     if isinstance(tree, Slot):
         return env[tree.label]
@@ -489,112 +408,11 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
         return x
     if isinstance(r, Number):
         return r.type(x.item())
-    shape, stride = _numbers(r.shape, dims), _numbers(r.stride, dims)
+    shape, stride = numbers_of(r.shape, dims), numbers_of(r.stride, dims)
     if isinstance(r, View):
         if r.base is not None:
-            x = _as_announced(x, _numbers(r.base, dims))
+            x = as_announced(x, numbers_of(r.base, dims))
         start = x.storage_offset() + int(D.evaluate(r.offset, dims))
         return x.as_strided(shape, stride, start)
     assert isinstance(r, Restrided)
-    return _restrided(x, shape, stride, int(D.evaluate(r.offset, dims)))
-
-
-def _as_announced(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """What a host call returned, with the strides that torch announced: a copy where it has not."""
-    axes = zip(x.shape, x.stride(), stride, strict=True)
-    return x if all(n < 2 or a == b for n, a, b in axes) else _restrided(x, x.shape, stride)
-
-
-def _restrided(
-    x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int = 0
-) -> torch.Tensor:
-    """A copy of x with other strides, which begins at an offset in its storage. Where elements lie
-    on top of each other they are equal."""
-    made = torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device)
-    if offset:
-        size = offset + made.untyped_storage().nbytes() // made.element_size()
-        made = torch.empty(size, dtype=x.dtype, device=x.device).as_strided(shape, stride, offset)
-    to = made
-    for axis, (n, step) in enumerate(zip(shape, stride, strict=True)):
-        if n > 1 and step == 0:  # torch refuses to write to one place several times
-            to, x = to.narrow(axis, 0, 1), x.narrow(axis, 0, 1)
-    reach, apart = 1, True  # elements from the first one to the last
-    for step, n in sorted(zip(to.stride(), to.shape, strict=True)):
-        apart = apart and (n < 2 or step >= reach)
-        reach += (n - 1) * step
-    if apart or x.numel() == 0:
-        to.copy_(x)
-    else:  # windows that overlap
-        where = torch.arange(reach, device=x.device).as_strided(to.shape, to.stride()).reshape(-1)
-        made.as_strided((reach,), (1,))[where] = x.reshape(-1)
-    return made
-
-
-def _require_like(k: int, b: Buffer, x: Any, device: torch.device) -> None:
-    dtype = torch_dtype(b.dtype, b.paired)
-    where = "the CPU" if device.type == "cpu" else str(device)
-    wanted = f"{tuple(b.shape)} with strides {tuple(b.stride)}, {dtype}, on {where}"
-    hint = f"pass a tensor of {wanted}"
-    if not isinstance(x, torch.Tensor):
-        raise Invalid(f"out= for result {k} is a {type(x).__name__}", hint=hint)
-    found = {
-        "on": (str(x.device), str(device)),
-        "of dtype": (x.dtype, dtype),
-        "of shape": (tuple(x.shape), tuple(b.shape)),
-        "with strides": (x.stride(), tuple(b.stride)),
-    }
-    for what, (given, right) in found.items():
-        if given != right:
-            raise Invalid(f"out= for result {k} is {what} {given}, not {right}", hint=hint)
-    if x.requires_grad:
-        raise Invalid(
-            f"out= for result {k} requires a gradient, and filling it is not differentiable",
-            hint="pass out.detach()",
-        )
-    if x.is_neg() or x.is_conj():
-        raise Invalid(f"out= for result {k} is a view that negates or conjugates", hint=hint)
-    if x.numel() and address(x) == 0:
-        raise Invalid(f"out= for result {k} has no memory: its storage was freed", hint=hint)
-
-
-def _require_apart(args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
-    """A result that lies in an operand's memory would change what is still to be read."""
-    tensors = [(f"input {k}", x) for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
-    others = [(what, _span(x)) for what, x in tensors]
-    for k, x in enumerate(given):
-        start, end = _span(x)
-        for what, (first, last) in others:
-            if start < last and first < end:
-                raise Invalid(
-                    f"out= for result {k} shares memory with {what}",
-                    hint="pass a tensor with memory of its own, or leave out= out",
-                )
-        others.append((f"out= for result {k}", (start, end)))
-
-
-def _span(x: torch.Tensor) -> tuple[int, int]:
-    """The address of the first byte of a tensor and of that behind its last."""
-    start = address(x)
-    if x.numel() == 0:
-        return start, start
-    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    return start, start + (last + 1) * x.element_size()
-
-
-def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int, int]]:
-    """(name of a symbol, argument, its axis or None, factor, constant): where a call finds each
-    symbol's value, a number of its own where there is one.
-    """
-    out: dict[str, tuple[str, int, int | None, int, int]] = {}
-
-    def bind(d: Dim | None, index: int, axis: int | None) -> None:
-        found = symbol_from(d)
-        if found is not None and (found[0] not in out or found[1:] == (1, 0) != out[found[0]][3:]):
-            out[found[0]] = found[0], index, axis, *found[1:]
-
-    for k, a in enumerate(arguments):
-        bind(a.value, k, None)
-    for k, a in enumerate(arguments):
-        for axis, d in enumerate(a.shape):
-            bind(d, k, axis)
-    return list(out.values())
+    return restrided(x, shape, stride, int(D.evaluate(r.offset, dims)))
