@@ -9,8 +9,8 @@ from tests.seeds import drawn
 from tilewright import targets
 from tilewright.base.events import Log
 from tilewright.driver.program.compile import split
-from tilewright.driver.program.distinct import structure
 from tilewright.driver.program.default_passes import passes
+from tilewright.driver.program.distinct import structure
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.schedules import by_first_use
 from tilewright.graph.fuse import fuse
