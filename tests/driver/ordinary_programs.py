@@ -35,6 +35,7 @@ import torch._dynamo
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch._dynamo.utils import clear_compilation_metrics, graph_break_reasons
 from torch.utils import _pytree as pytree
 
 import tilewright as tw
@@ -149,6 +150,8 @@ def timed(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, l
 def measured(name: str, peers: Sequence[str], rounds: int) -> Found:
     torch.manual_seed(0)
     torch._dynamo.reset()
+    clear_compilation_metrics()  # breaks of other programs that go through the same frames
+    graph_break_reasons.clear()
     p, found = PROGRAMS[name](), Found(name)
     eager = call_of(p, p.function)
     calls = {"ours": eager}

@@ -17,7 +17,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Item, Node
 from tilewright.ir.rewrite import subgraphs
 from tilewright.ir.types import TupleType
-from tilewright.ops.views import Permute
+from tilewright.ops.views import Expand, Permute, Reshape
 
 _CONJUNCTIONS = ("bitwise_and", "logical_and")
 
@@ -50,14 +50,26 @@ class Inlining:
             if f.kind == "program" and not isinstance(n.op, Item):
                 flow = subgraphs(n.op)  # kernels inside read what is in memory
                 for x in n.inputs:
-                    if flow or self.unviewed(x) not in self.positions:  # it begins with zeros, say
+                    if flow:
                         self.store(x)
+                    elif self.unviewed(x) not in self.positions:  # it begins with zeros, say
+                        self.store(self.repeated(x))
             elif f.kind == "contract":
                 self.settle_operands(n, f)
             elif f.kind == "reduce":
                 self.settle_row(n, f)
             elif self.is_shared_and_cheap(n, f):
                 self.inlined.add(n)
+
+    def repeated(self, x: Node) -> Node:
+        """What a program reads again and again where it reads this: rows that share an index, say.
+        Copies of it would only be more bytes."""
+        base = x
+        while isinstance(base.op, (Expand, Reshape)) and base in self.inlined:
+            if isinstance(base.op, Expand):
+                x = base.inputs[0]
+            base = base.inputs[0]
+        return x
 
     def store(self, x: Node, why: Why | None = None) -> Node:
         """Make x readable from memory: itself, or under reshapes what they rename."""

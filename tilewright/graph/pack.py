@@ -31,12 +31,17 @@ _NEON = Target(
 )
 
 
+# A left operand that lies across is stored once more for so many uses of each element, ...
+USES = 64
+# ... and where it has so many bytes that they are not in the first caches anyway.
+SMALL = 128 << 10
+
 # Simplification would cancel a relayout and its inverse; the others make or change contractions.
 _AFTER = ("Simplify", "KeyBlocks", "ChannelsLast", "Winograd", "DotProducts")
 
 
 @dataclass(frozen=True)
-class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
+class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
     """Rewrite the packed operand of every contraction where packing pays."""
 
     target: Target = of_target(_NEON, lambda t: t)
@@ -47,6 +52,7 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
             c = contraction(n)
             if c is None:
                 return n
+            n = self._turned(n, c, constant, log)
             w = n.inputs[c.right]
             known = w in constant
             found = self.map_for(n, c, known)
@@ -59,6 +65,35 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
             return out
 
         return rebuild_knowing(program, change)
+
+    def _turned(self, n: Node, c: Contraction, constant: set[Node], log: Log) -> Node:
+        """With a left operand whose sums run along memory: one that lies the other way is stored
+        once more. Rows of a tile would read it in steps of whole rows, which share few places of
+        a cache."""
+        x = n.inputs[c.left]
+        if x in constant or not self._lies_across(n, c):
+            return n
+        found = _sums_last(n, c)
+        log.add("pack", f"left operand of {n.op.name} as {found}", detail=True)
+        fresh = unrelayout(relayout(x, found), found, x.shape)
+        return node(n.op, *(fresh if k == c.left else y for k, y in enumerate(n.inputs)))
+
+    def _lies_across(self, n: Node, c: Contraction) -> bool:
+        x = n.inputs[c.left]
+        axes = _left_axes(n, c)
+        order = _in_memory(x)
+        if axes is None or order is None or not all(isinstance(d, int) for d in x.shape):
+            return False
+        summed = [k for k, a in enumerate(axes) if a >= n.rank]
+        sums = prod(guess(x.shape[k]) for k in summed)
+        rows = prod(guess(x.shape[k]) for k, a in enumerate(axes) if a in c.rows)
+        columns = prod(guess(n.shape[a]) for a in c.columns)
+        return (
+            bool(summed)
+            and axes[order[-1]] in c.rows
+            and min(rows, columns) >= USES
+            and rows * sums * x.dtype.bytes > SMALL
+        )
 
     def map_for(self, n: Node, c: Contraction, constant: bool) -> Map | None:
         """The map of the right operand, or None where it stays as it is."""
@@ -148,6 +183,32 @@ def _lines(rows: int, stride: int, width: int) -> int:
     each = -(-width // LINE)
     apart = WAY // gcd(stride, WAY) if stride % LINE == 0 else WAY // LINE
     return rows * each * max(1, WAY // LINE // (apart * each))
+
+
+def _left_axes(n: Node, c: Contraction) -> tuple[int, ...] | None:
+    """The domain axis of each axis of the left operand; None where it is not read plainly, once."""
+    reads = [a for a in facts(n).accesses if a.operand == c.left]
+    if len(reads) != 1 or min(reads[0].axes, default=-1) < 0:
+        return None
+    axes = reads[0].axes
+    return axes if len(set(axes)) == len(axes) else None
+
+
+def _in_memory(x: Node) -> tuple[int, ...] | None:
+    """The axes of a value in the order in which its memory has them, the innermost last."""
+    f = facts(x)
+    if f.kind != "view" or f.reshape:
+        return tuple(range(x.rank))
+    axes = f.accesses[0].axes
+    return axes if sorted(axes) == list(range(x.rank)) else None
+
+
+def _sums_last(n: Node, c: Contraction) -> Map:
+    axes = _left_axes(n, c)
+    assert axes is not None
+    names = [f"a{k}" for k in range(len(axes))]
+    order = sorted(range(len(axes)), key=lambda k: axes[k])
+    return Map.parse(f"{', '.join(names)} -> {', '.join(names[k] for k in order)}")
 
 
 def _rows(n: Node, c: Contraction) -> int:

@@ -73,7 +73,11 @@ Known = Mapping[Node, Range]
 
 def _rule(n: Node) -> tuple[tuple[Node, ...], Callable[[Known], Range]]:
     """The nodes whose ranges are needed, and the range of n from them."""
-    if not isinstance(n.type, TensorType) or n.dtype.is_float:
+    if not isinstance(n.type, TensorType):
+        return (), lambda _: ANY
+    if n.op.name == "where":
+        return _chosen(n)
+    if n.dtype.is_float:
         return (), lambda _: ANY
     if n.dtype.is_bool:
         return (), lambda _: Range(0, 1)
@@ -102,6 +106,64 @@ def _rule(n: Node) -> tuple[tuple[Node, ...], Callable[[Known], Range]]:
     return tuple(x for t, x in given.items() if t in read), lambda known: _Body(
         given, known, axes
     ).range(body)
+
+
+def _chosen(n: Node) -> tuple[tuple[Node, ...], Callable[[Known], Range]]:
+    """A choice: where it tests what it chooses, that is as it was tested."""
+    condition, a, b = n.inputs
+    tested = _tested(condition, a)
+
+    def found(known: Known) -> Range:
+        return _either(ANY, _meet(known[a], tested), known[b])
+
+    return (a, b), found
+
+
+def _tested(condition: Node, x: Node) -> Range:
+    """What is known of x, or of the float that it is the whole part of, where this holds."""
+    same = {x, x.inputs[0]} if x.op.name == "cast" else {x}
+    out, waiting = ANY, [condition]
+    while waiting:
+        c = waiting.pop()
+        if c.op.name in ("logical_and", "bitwise_and") and c.dtype.is_bool:
+            waiting += c.inputs
+        elif c.op.name in _COMPARISONS:
+            left, right = c.inputs
+            if left in same and (k := _number(right)) is not None:
+                out = _meet(out, _COMPARISONS[c.op.name](k))
+            elif right in same and (k := _number(left)) is not None:
+                out = _meet(out, _COMPARISONS[_TURNED[c.op.name]](k))
+    return out
+
+
+def _number(n: Node) -> int | None:
+    """A whole number that all elements are."""
+    while n.op.name in ("expand", "reshape"):
+        n = n.inputs[0]
+    value = getattr(n.op, "value", None) if n.op.name == "full" else None
+    if isinstance(n.op, Constant) and n.op.literal.array.size == 1:
+        value = n.op.literal.array.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1:
+        return None
+    return int(value) if abs(value) < _FAR else None
+
+
+# Ends of x, or of its whole part where it is a float, given how it compares with a number: of one
+# below 1 the whole part may be 0, of one above -1 too.
+_COMPARISONS: dict[str, Callable[[int], Range]] = {
+    "ge": lambda k: Range(k, None),
+    "gt": lambda k: Range(k if k >= 0 else k + 1, None),
+    "le": lambda k: Range(None, k),
+    "lt": lambda k: Range(None, k - 1 if k > 0 else k),
+}
+_TURNED = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}
+
+
+def _meet(a: Range, b: Range) -> Range:
+    """What is in both."""
+    low = [x for x in (a.low, b.low) if x is not None]
+    high = [x for x in (a.high, b.high) if x is not None]
+    return Range(D.maximum(*low) if len(low) == 2 else (low or [None])[0], _least(high))
 
 
 def _of_dtype(r: Range, dtype: DType) -> Range:
@@ -150,7 +212,7 @@ class _Body:
             return args[0] if some and v.combine in ("max", "min") else ANY
         if isinstance(v, E.Fn) and v.dtype.is_int:
             if v.name == "cast":
-                return ANY if v.args[0].dtype.is_float else args[0]
+                return args[0]  # of a float the whole part, which is what its range is of
             rule = _FUNCTIONS.get(v.name)
             return ANY if rule is None else rule(*args)
         return ANY

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load, Value
+from tilewright.ir.expr import Fn, Load, Value, walk
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal.accesses import ADJACENT, EDGES
 from tilewright.llvm.accesses import Accesses
@@ -20,6 +20,9 @@ from tilewright.llvm.scalars import memory_type, register_type, vector
 from tilewright.llvm.writer import Writer
 
 VECTOR = 16  # bytes
+# Functions of an index that is read from memory and kept within its size, counted from the end or
+# not; what is computed takes more.
+SIMPLE = 6
 
 
 class Loads:
@@ -101,10 +104,15 @@ class Loads:
                 f"shufflevector <{span} x {t}> {x}, <{span} x {t}> poison, <{w} x i32> <{mask}>"
             )
             return self.arith.widen(x, b.dtype, w)
-        if b.pointer:
+        if b.pointer or (w > 1 and b.swizzle is None and self._is_costly(lin)):
             return self._gather(b, lin, w)
         xs = [self.c.with_lane(k, lambda: self.at(b, index, 1)) for k in range(w)]
         return self.w.build(xs, register_type(b.dtype))
+
+    def _is_costly(self, lin: Dim) -> bool:
+        """Is an index that data decide computed sooner in all lanes at once than lane by lane?"""
+        functions = {x for v in D.data_values(lin) for x in walk(v) if isinstance(x, Fn)}
+        return len(functions) > SIMPLE
 
     def _shifted(self, b: Buffer, lin: Dim, w: int, align: int) -> str:
         """A vector that begins anywhere, out of the three halves of vectors that have it. How far

@@ -15,14 +15,30 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value, fn, select
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
-from tilewright.ir.types import TensorType, TupleType, b1, bf16, f16, f64, i8, i32, i64, u8
+from tilewright.ir.types import (
+    DType,
+    TensorType,
+    TupleType,
+    b1,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i8,
+    i32,
+    i64,
+    u8,
+)
 from tilewright.ops import samples as S
 from tilewright.ops.shapes import axis_of, want_kind
 
 
 @dataclass(frozen=True)
 class _Cumulative(Op):
-    """out[k] = step(out[k-1], x[k]) along `axis`, carried at the precision of sums."""
+    """out[k] = step(out[k-1], x[k]) along `axis`, carried at the precision of sums. `doubled`: of
+    float32 at that of float64, as errors of all steps before an element add up in it."""
+
+    doubled: ClassVar[bool] = False
 
     kinds: ClassVar[str] = "fiu"
     axis: int
@@ -31,13 +47,17 @@ class _Cumulative(Op):
     def step(before: Value, x: Value) -> Value:
         raise NotImplementedError
 
+    def carried(self, dtype: DType) -> DType:
+        """What is carried from element to element."""
+        return f64 if self.doubled and dtype is f32 else dtype.accumulator
+
     def infer(self, x: TensorType) -> TensorType:
         want_kind(self.name, x, self.kinds)
         _check_axis(self.name, self.axis, x)
         return x
 
     def program(self, x: Tensor) -> Tensor:
-        work = x.dtype.accumulator
+        work = self.carried(x.dtype)
         wide = _scan(x, self.axis, lambda v: expr.cast(v, work), self.step)
         if work is x.dtype:
             return wide
@@ -81,23 +101,28 @@ def _scan(x: Tensor, axis: int, lift: Any, step: Any) -> Tensor:
 @operator
 class Cumsum(_Cumulative):
     linear: ClassVar[tuple[int, ...]] = (0,)
+    doubled: ClassVar[bool] = True
 
     @staticmethod
     def step(before: Value, x: Value) -> Value:
         return before + x
 
     def reference(self, x: np.ndarray) -> np.ndarray:
-        return np.cumsum(x, axis=self.axis, dtype=x.dtype).reshape(x.shape)
+        carried = np.float64 if x.dtype == np.float32 else x.dtype
+        return np.cumsum(x, axis=self.axis, dtype=carried).astype(x.dtype).reshape(x.shape)
 
 
 @operator
 class Cumprod(_Cumulative):
+    doubled: ClassVar[bool] = True
+
     @staticmethod
     def step(before: Value, x: Value) -> Value:
         return before * x
 
     def reference(self, x: np.ndarray) -> np.ndarray:
-        return np.cumprod(x, axis=self.axis, dtype=x.dtype).reshape(x.shape)
+        carried = np.float64 if x.dtype == np.float32 else x.dtype
+        return np.cumprod(x, axis=self.axis, dtype=carried).astype(x.dtype).reshape(x.shape)
 
 
 @operator

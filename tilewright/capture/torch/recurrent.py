@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from contextvars import Context
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -214,12 +214,11 @@ def _theirs(op: OpOverload) -> Callable[..., Any]:
 _lock = Lock()
 _inside = 0  # captures under way, of all threads
 _before: dict[OpOverload, dict[Any, Any]] = {}
+_allowed = dynamo_config.patch(allow_rnn=True)
 # In newer versions of torch each thread has settings of its own, so each capture makes this one; in
 # older ones they are everyone's.
-_own_settings = isinstance(
-    getattr(dynamo_config._config["allow_rnn"], "user_override", None), ContextVar
-)
-_allowed = dynamo_config.patch(allow_rnn=True)
+with _allowed:
+    _own_settings = not Context().run(lambda: dynamo_config.allow_rnn)
 
 
 @contextmanager

@@ -114,7 +114,7 @@ class Explanation:
 
     @property
     def specialisations(self) -> tuple[Event, ...]:
-        return self.of("specialise")
+        return (*self.of("specialise"), *self.of("specialised"))
 
     @property
     def checks(self) -> tuple[Event, ...]:
@@ -260,6 +260,8 @@ class Explanation:
                 ("graph-break", "graph break"),
                 ("recompile", "recompile"),
                 ("specialise", "specialisation"),
+                ("specialised", "a program of its own"),
+                ("kept", "kept for the gradient"),
                 ("check", "checked at each call"),
             )
             for e in self.of(kind)
@@ -408,6 +410,11 @@ def _passes(runs: Sequence[PassRun]) -> Iterator[Any]:
             table.add_row(r.text, f"{r.before} → {r.after}", str(r.changed), f"{r.seconds:.3f}")
     if table.row_count:
         yield table
+    if short := next((r for r in runs if r.whole), None):
+        yield Text(
+            f"  counted on {short.before} of {count(short.whole, 'node')}: "
+            "of equal regions, a few were rewritten for all"
+        )
     idle = [r.text for r in runs if not r.changed and r.before == r.after]
     if idle:
         yield Text(f"  no change by {', '.join(idle)}")

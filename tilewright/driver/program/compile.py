@@ -99,7 +99,7 @@ def prepare(
     stages = stages or Stages()
     pipeline = chosen_passes(options.passes, target, options.precision)
     pipeline = chosen_passes(stages.pipeline(pipeline), target, options.precision)
-    return pipeline.run(graph, target, log, stages.graph, runs)
+    return pipeline.run(graph, target, log, stages.graph if stages.active else None, runs)
 
 
 @dataclass(frozen=True)
@@ -341,7 +341,7 @@ class Builder:
                 continue
             calls = [batches.part(c) or self._call(c, fused, p, where, sized) for c in some]
             symbols |= batches.symbols(some, calls)
-            actions.append(batches.joined(calls))
+            actions += batches.joined(calls)
         for out, source in p.copies:
             if source.ttype.size != 0:
                 copy, dims_given = self.copy(source.ttype)

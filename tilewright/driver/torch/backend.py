@@ -19,6 +19,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import CompileContext, TracingContext
 
+from tilewright import targets
 from tilewright.base import knobs
 from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, Unsupported
@@ -28,19 +29,21 @@ from tilewright.capture.torch.captured import Captured, HostCall
 from tilewright.capture.torch.context import RANDOM_IN_EAGER
 from tilewright.capture.torch.decompositions import decompositions
 from tilewright.capture.torch.masks import masks_in_order
-from tilewright.capture.torch.partition import partition
+from tilewright.capture.torch.partition import Partition, Told
 from tilewright.capture.torch.places import place_in_frames, place_of
 from tilewright.capture.torch.plain import plain_graph, weight_positions
 from tilewright.capture.torch.rolled import rolled
 from tilewright.capture.torch.translate import translate
 from tilewright.driver.program.interpreted import InterpretedProgram
+from tilewright.driver.program.meanwhile import compile_meanwhile
 from tilewright.driver.program.options import Options, default_passes
 from tilewright.driver.program.programs import compile_graph
 from tilewright.driver.torch.call import Unit
 from tilewright.driver.torch.devices import device_of_graph, machine_of, require_known
-from tilewright.driver.torch.fast import Program
 from tilewright.driver.torch.kept_images import Strides, keep_images
+from tilewright.driver.torch.often import Limits, Meanwhile
 from tilewright.driver.torch.options import TorchOptions
+from tilewright.driver.torch.protocol import Program
 from tilewright.driver.torch.reasons import break_reason, fallback_remedy, title_of
 from tilewright.driver.torch.recompiled import Frame, change_of
 from tilewright.driver.torch.step import Step
@@ -148,7 +151,7 @@ class Session:
             bw_compiler=lambda g, x: self.unit("backward", g),
             inference_compiler=lambda g, x: self.unit("inference", g),
             decompositions=decompositions(),
-            partition_fn=partition,
+            partition_fn=self._partition(gm),
             keep_inference_input_mutations=True,
         )
         compiled = wrap(gm, example_inputs)
@@ -162,6 +165,25 @@ class Session:
         if unit is None or len(unit.captured.arguments) != len(example_inputs) or autocasts():
             return compiled
         return unit.spread()
+
+    def _partition(self, gm: torch.fx.GraphModule) -> Partition:
+        device = device_of_graph(gm)
+        machine = self._machines(device)
+        target = targets.default() if machine is None else machine.target
+        return Partition(target, device, self.options.activation_memory, self._note_kept)
+
+    def _note_kept(self, told: Told) -> None:
+        said = f"{told.kept} values of {_megabytes(told.bytes)} are kept for the gradient"
+        if told.again:
+            took = f"{told.seconds * 1e3:.2g} ms" if told.seconds >= 1e-5 else "no time"
+            said += f", results of {len(told.again)} operators computed again (estimated: {took})"
+        if told.limit is not None:
+            said += f"; without a limit it would be {_megabytes(told.usual)}"
+            if told.bytes > told.limit:
+                said += (
+                    f". The limit was {_megabytes(told.limit)}: the rest cannot be computed again"
+                )
+        self.log.add("kept", said, bytes=told.bytes, usual=told.usual, again=told.again)
 
     def unit(self, kind: str, gm: torch.fx.GraphModule) -> Callable[..., Any]:
         """The graph as native code; in eager, with a sentence, where it cannot be."""
@@ -233,6 +255,7 @@ class Session:
             kind,
             device,
             _together(kind, len(captured.results)) if machine is not None else (),
+            self._meanwhile(machine),
         )
         self.units.append(made)
         if kind == "forward" and machine is not None:
@@ -266,8 +289,30 @@ class Session:
     ) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
+        options = self._program_options(machine, updates)
+        return compile_graph(graph, options, self.log, machine)
+
+    def _meanwhile(self, machine: Machine | None) -> Meanwhile | None:
+        """How sizes that are called often get programs; None where they do not. What measures would
+        do so while calls go on, traces are for kernels of other names, and a program of its own
+        would need weights that were given up."""
         given = self.options
-        options = Options(
+        chosen = given.choose if given.choose != "auto" else knobs.choose.get()
+        apart = given.own_weights or given.optimize or given.schedules or given.validate
+        looks = knobs.dump.get() or knobs.resume.get()
+        if machine is not None or given.executor == "interpreter" or apart or looks:
+            return None
+        if given.specialise_after == 0 or chosen == "timed":
+            return None
+        options = self._program_options(None)
+        limits = Limits(given.specialise_after, given.specialise_most)
+        return Meanwhile(limits, lambda graph, done: compile_meanwhile(graph, options, done))
+
+    def _program_options(
+        self, machine: Machine | None, updates: tuple[tuple[int, int], ...] = ()
+    ) -> Options:
+        given = self.options
+        return Options(
             passes=self._passes(machine),
             optimize=given.optimize,
             precision=given.precision,
@@ -279,7 +324,6 @@ class Session:
             one_kernel=given.one_kernel and machine is not None,
             updates=updates,
         )
-        return compile_graph(graph, options, self.log, machine)
 
     def _passes(self, machine: Machine | None) -> Pipeline | None:
         """The given list of passes; None: the default one."""
@@ -391,6 +435,10 @@ def _frame(parameters: Sequence[str]) -> Frame:
     if root is None:
         return Frame({}, {}, parameters)
     return Frame(root.f_locals, root.f_globals, parameters)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.3g} MB"
 
 
 # Sessions by torch's compile id: `explain` finds those of a torch.compile'd function by it.

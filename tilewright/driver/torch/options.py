@@ -24,6 +24,9 @@ _CHOICES = {
 }
 
 
+_LEAST = {"specialisations": 1, "specialise_after": 0, "specialise_most": 1}
+
+
 @dataclass(frozen=True)
 class TorchOptions:
     """What `options={…}` of torch.compile and the keywords of `tw.compile` may say."""
@@ -34,6 +37,11 @@ class TorchOptions:
     # "interpreter": numpy evaluates the definitions (slow, for comparison)
     executor: str = "native"
     specialisations: int = 64  # programs cached per symbolic graph, least recently used dropped
+    # A program of all sizes counts its calls by their sizes. Sizes that were called so often get a
+    # program of their own, compiled by another process while calls go on; 0: never. Not with
+    # own_weights, optimize="search", choose="timed" or given schedules, and not on GPUs.
+    specialise_after: int = 64
+    specialise_most: int = 4  # such programs at a time, for each graph
     # What is done to a graph before fusion: `tw.passes()`, edited, or its text; None: the default
     passes: Pipeline | None = None
     # "search": a search among equal graphs, by proved rules, taken where it is measured faster
@@ -60,6 +68,9 @@ class TorchOptions:
     # On a GPU: all kernels of a program are tasks of one, where that is possible. For chains of
     # many short kernels, such as a language model that makes one token.
     one_kernel: bool = False
+    # Training: the part of the bytes that a forward pass keeps for its gradient which may be kept,
+    # more than 0 and at most 1. The rest is computed again, what costs least time per byte first
+    activation_memory: float = 1.0
     # Traces in place of default schedules, by the names that `tw.explain` gives to kernels.
     schedules: dict[str, str] = field(default_factory=dict)
 
@@ -73,6 +84,9 @@ class TorchOptions:
             if name == "passes":
                 continue
             default = getattr(TorchOptions(), name)
+            if name == "activation_memory":
+                _require_share(value)
+                continue
             if type(value) is not type(default):
                 raise Invalid(
                     f"option {name}={value!r} is not a {type(default).__name__}",
@@ -81,11 +95,24 @@ class TorchOptions:
             if name in _CHOICES and value not in _CHOICES[name]:
                 choices = " or ".join(map(repr, _CHOICES[name]))
                 raise Invalid(f"option {name}={value!r} is not known", hint=f"it is {choices}")
-        if given.get("specialisations", 1) < 1:
-            raise Invalid("option specialisations must be at least 1")
+        for name, least in _LEAST.items():
+            if given.get(name, least) < least:
+                raise Invalid(f"option {name} must be at least {least}")
+        if "activation_memory" in given:
+            given = {**given, "activation_memory": float(given["activation_memory"])}
         if given.get("passes") is not None:
             given = {**given, "passes": _fitting(given)}
         return TorchOptions(**given)
+
+
+def _require_share(value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= 1:
+        raise Invalid(
+            f"option activation_memory={value!r} is not a number above 0 and up to 1",
+            hint="it is the part of the memory between a forward pass and its gradient that may "
+            "be kept: 0.5 for half, 1.0 (the default) for all of it",
+        )
 
 
 def _fitting(given: Mapping[str, Any]) -> Pipeline:

@@ -17,11 +17,13 @@ from tilewright.kernel.defaults.scheduler import (
 )
 from tilewright.kernel.defaults.turned import schedule_turned
 from tilewright.kernel.group import Stage
+from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith, share_all
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.storage_align import StorageAlign
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
@@ -113,6 +115,9 @@ def schedule_alone(s: Scheduler, host: str) -> None:
 
 # Several rows of a scan in turn: each waits for its own last result only.
 BESIDE = 8
+# Rows that are carried begin in lines of a cache next to each other, whatever their length: of rows
+# a power of two apart it has room for a few.
+PAGE, LINE = 512, 8
 
 
 FEW = 4  # iterations of an innermost loop that are written out
@@ -127,8 +132,47 @@ def _write_out(s: Scheduler, st: Stage) -> None:
             s.attempt(Unroll(path[-1].name))
 
 
+def _whole_rows(s: Scheduler, st: Stage) -> None:
+    """Lanes along rows of an update that data place as a whole: all elements of one go to the same
+    row, each to its own column."""
+    store, last = s.store(st.name), s.path(st.name)[-1]
+    placed = [i for i in store.index if any(D.data_values(i))]
+    if placed and last.kind == "serial" and not any(last.var in D.symbols(i) for i in placed):
+        if D.coefficient(store.index[-1], last.var) == 1:
+            vector_loop(s, last.name, lanes_for(s, st.name))
+
+
+def _rounded(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
+    """A result that is rounded from what a scan of rows carries: a few rows are carried at a time,
+    side by side, and then rounded; False (and no step) where that fails."""
+    before = s.nest, list(s.trace)
+    if len(inner) != 1 or len(outs) != 1 or not inner[0].ordered or not outs[0].is_map:
+        return False
+    name, out = inner[0].name, outs[0].name
+    scan, store = s.path(name)[-1], s.store(name)
+    rows = s.path(out)[0].extent if len(s.path(out)) > 1 else 1
+    if (isinstance(rows, int) and rows < BESIDE) or D.symbols(store.index[-1]) != {scan.var}:
+        return False
+    if len(s.path(out)) == 2 and len(s.path(name)) == 2:
+        first, last = s.path(out)
+        work = work_per_point(s, name) * (scan.extent if isinstance(scan.extent, int) else 256)
+        s.do(Split(first.name, BESIDE))
+        block = f"{first.name}.0"
+        if s.attempt(ComputeAt(name, block)):
+            few = s.path(name)[-2].name
+            s.attempt(StorageAlign(name, 0, PAGE, LINE))
+            if s.attempt(Reorder((scan.name, few))) and s.attempt(Unroll(few)):
+                vector_loop(s, last.name, lanes_for(s, out))
+                if s.parallel(block, work * BESIDE):
+                    return True
+    s.nest, s.trace[:] = before
+    return False
+
+
 def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     """Scans and scatters: one iteration per outer index where that is legal, naive loops inside."""
+    if _rounded(s, inner, outs):
+        return
     for st in [*inner, *outs]:
         path = s.path(st.name)
         scanned = len(path) > 1 and path[0].kind == "serial"
@@ -139,6 +183,7 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
             s.parallel(path[0].name, work_per_point(s, st.name) * size)
         if scanned:
             _write_out(s, st)
+            _whole_rows(s, st)
         init = s.loops(f"{st.name}.init.i0")
         if init:
             last = f"{st.name}.init.i{len(s.nest.buffer(st.name).shape) - 1}"
