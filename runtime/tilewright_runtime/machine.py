@@ -2,18 +2,21 @@
 
 Packages say how to find out, in words: `cpuid:LEAF:SUBLEAF:REGISTER:BIT` and `xcr0:MASK` ask an x86
 processor and what its system saves, `hwcap:BIT` and `hwcap2:BIT` what Linux tells every process.
+Registers of tiles, which Linux saves on request only, are requested when a package asks for them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 
 from tilewright_runtime.native import Code, of_process
 
 _NAMES = {"armv7l": "armv7", "armv8l": "armv7", "AMD64": "x86_64"}
 _REGISTERS = ("eax", "ebx", "ecx", "edx")
 _HWCAP = {"hwcap": 16, "hwcap2": 26}
+_TILES = 18  # the bit of their data in XCR0
 
 # push rbx; mov r8, rdx; mov eax, edi; mov ecx, esi; cpuid; mov [r8], eax; mov [r8+4], ebx;
 # mov [r8+8], ecx; mov [r8+12], edx; pop rbx; ret
@@ -47,7 +50,7 @@ def _holds(word: str) -> bool:
             return known and bool(_cpuid(leaf, sub)[_REGISTERS.index(values[2])] >> bit & 1)
         if kind == "xcr0" and len(values) == 1:
             mask = int(values[0])
-            return _xcr0() & mask == mask
+            return _xcr0() & mask == mask and (not mask >> _TILES & 1 or _tiles_permitted())
     except (ValueError, OSError):
         pass
     return False
@@ -79,3 +82,10 @@ def _xcr0() -> int:
         _asked[()] = (ask.call(),)
         ask.close()
     return _asked[()][0]
+
+
+def _tiles_permitted() -> bool:
+    """Requests their registers for this process; without that the first use of one ends it."""
+    arch_prctl, request = 158, 0x1023
+    ask = of_process("syscall", ctypes.c_long, *[ctypes.c_long] * 3)
+    return sys.platform == "linux" and ask is not None and ask(arch_prctl, request, _TILES) == 0

@@ -11,8 +11,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.nn import functional as F
 
+from tilewright import targets
+from tilewright.capture.torch.kept_values import bytes_of
 from tilewright.capture.torch.masks import masks_in_order
-from tilewright.capture.torch.partition import partition
+from tilewright.capture.torch.partition import Partition
 
 Function = Callable[..., torch.Tensor]
 
@@ -21,11 +23,12 @@ def boxed(gm: torch.fx.GraphModule, _: Any) -> Any:
     return make_boxed_func(gm)
 
 
-def parted(forward: Callable[..., Any] = boxed) -> Callable[..., Any]:
+def parted(forward: Callable[..., Any] = boxed, share: float = 1.0) -> Callable[..., Any]:
+    partition = Partition(targets.default(), share=share)
     return aot_autograd(fw_compiler=forward, bw_compiler=boxed, partition_fn=partition)
 
 
-def kept(f: Function, *args: torch.Tensor) -> list[torch.fx.Node]:
+def kept(f: Function, *args: torch.Tensor, share: float = 1.0) -> list[torch.fx.Node]:
     """What the forward graph of a function hands to its gradient, which is that of eager."""
     found: list[torch.fx.Node] = []
 
@@ -36,7 +39,9 @@ def kept(f: Function, *args: torch.Tensor) -> list[torch.fx.Node]:
 
     torch._dynamo.reset()
     results = []
-    for g in (torch.compile(f, backend=parted(forward)), torch.compile(f, backend="tilewright"), f):
+    options = {"activation_memory": share}
+    native = torch.compile(f, backend="tilewright", options=options)
+    for g in (torch.compile(f, backend=parted(forward, share)), native, f):
         given = [x.detach().clone().requires_grad_(x.requires_grad) for x in args]
         g(*given).square().sum().backward()
         results.append([x.grad for x in given])
@@ -64,6 +69,54 @@ def test_views_are_made_again() -> None:
     found = kept(f, torch.randn(2, 3, 5, requires_grad=True), torch.randn(8, 5, requires_grad=True))
     assert not [n.name for n in found if n.target in (torch.ops.aten.permute.default,)]
     assert all(n.op == "placeholder" or "view" not in n.name for n in found)
+
+
+def test_what_is_done_element_by_element_is_made_again() -> None:
+    """Of a chain of maps one value is kept, at its beginning."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.tanh()
+        return 0.5 * y * (1 + torch.tanh(0.8 * (y + 0.04 * y.pow(3))))
+
+    (found,) = kept(f, torch.randn(64, 32, requires_grad=True))
+    assert found.name in ("primals_1", "tanh")
+
+
+def layers(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    for w in weights:
+        x = F.gelu(F.linear(x, w)) + x
+    return x
+
+
+def test_fewer_bytes_are_kept_where_they_are_asked_for() -> None:
+    """Results of products too, and no more of them than needed."""
+    args = [torch.randn(64, 48, requires_grad=True)]
+    args += [(torch.randn(48, 48) / 7).requires_grad_() for _ in range(4)]
+    sizes = []
+    for share in (1.0, 0.5, 0.25):
+        found = [n for n in kept(layers, *args, share=share) if n.op != "placeholder"]
+        sizes.append(sum(bytes_of(n) for n in found))
+    assert sizes[0] // 4 < sizes[1] <= sizes[0] // 2 and 0 < sizes[2] <= sizes[0] // 4
+
+
+def test_dropout_is_made_again_from_its_mask() -> None:
+    """Its result is not kept where its operand is there, and the mask is drawn once."""
+    found: list[torch.fx.Node] = []
+
+    def forward(gm: torch.fx.GraphModule, _: Any) -> Any:
+        found.extend(gm.graph.output_node().all_input_nodes[1:])
+        return make_boxed_func(gm)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, 0.5).square()
+
+    torch._dynamo.reset()
+    x = torch.ones(64, 32, requires_grad=True)
+    y = torch.compile(f, backend=parted(forward))(x)
+    y.sum().backward()
+    assert x.grad is not None and 0 < int((y > 0).sum()) < x.numel()
+    torch.testing.assert_close(x.grad, 2 * y.detach())
+    assert {n.meta["val"].dtype for n in found if n.op != "placeholder"} == {torch.bool}
 
 
 def test_what_a_call_changes_is_kept_as_it_was() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import torch
 
 from tilewright.capture.torch.decompositions import decompositions
@@ -9,16 +12,25 @@ from tilewright.capture.torch.recurrent import as_scans, recurrent_layers
 
 
 def test_a_capture_that_ends_earlier_leaves_that_of_another_thread_alone() -> None:
+    """Settings of Dynamo may be everyone's or each thread's own, by torch's version."""
     op = torch.ops.aten.gru.input
     before = dict(op.py_kernels)
-    first, second = recurrent_layers(), recurrent_layers()
-    first.__enter__()
-    inside = dict(op.py_kernels)
-    assert inside != before
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert dict(op.py_kernels) == inside and torch._dynamo.config.allow_rnn
-    second.__exit__(None, None, None)
+    begun, ended = Event(), Event()
+
+    def other() -> bool:
+        with recurrent_layers():
+            begun.set()
+            assert ended.wait(60)
+            return dict(op.py_kernels) == inside and torch._dynamo.config.allow_rnn
+
+    with ThreadPoolExecutor(1) as threads:
+        with recurrent_layers():
+            inside = dict(op.py_kernels)
+            assert inside != before and torch._dynamo.config.allow_rnn
+            found = threads.submit(other)
+            assert begun.wait(60)
+        ended.set()
+        assert found.result()
     assert dict(op.py_kernels) == before and not torch._dynamo.config.allow_rnn
 
 

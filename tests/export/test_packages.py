@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -252,6 +254,7 @@ def test_damaged_packages(folder: Path, tmp_path: Path, case: str) -> None:
     path = tmp_path / "net"
     shutil.copytree(folder, path)
     damage(path)
+    Package(folder)  # the pool of threads stays
     before = _mapped()
     with pytest.raises(Failed) as caught:
         Package(path, flags=1)
@@ -288,6 +291,38 @@ def test_a_program_with_libc_only(net: Net, folder: Path, tmp_path: Path) -> Non
     maps = called("maps", folder.with_suffix(".twp"), tmp_path / "out", 0, *files)
     judge(net, given, results(tmp_path / "out"))
     require_only_libc(maps, folder.with_suffix(".twp"))
+
+
+class Halves(nn.Module):
+    """A product of bfloat16, in instructions of tiles where the processor has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randint(-1, 2, (64, 24)).to(torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.bfloat16) @ self.w).float()
+
+
+CALL = """
+import sys, numpy, tilewright_runtime
+tilewright_runtime.load(sys.argv[1])(numpy.load(sys.argv[2])).tofile(sys.argv[3])
+"""
+
+
+def test_registers_that_a_system_saves_on_request(tmp_path: Path) -> None:
+    """A process that did nothing but call a package has them: the runtimes request them."""
+    torch.manual_seed(0)
+    model, x = Halves().eval(), torch.randint(-2, 3, (5, 64)).float()
+    want = (x @ model.w.float()).detach().numpy()  # whole numbers below 256: exact
+    tw.export(model, x, path=tmp_path / "halves")
+    called("once", tmp_path / "halves", tmp_path / "c", 0, *written([x.numpy()], tmp_path))
+    np.testing.assert_array_equal(results(tmp_path / "c")[0], want)
+    np.save(tmp_path / "x.npy", x.numpy())
+    files = [str(tmp_path / name) for name in ("halves", "x.npy", "python")]
+    done = subprocess.run([sys.executable, "-c", CALL, *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr or f"ended by signal {-done.returncode}"
+    np.testing.assert_array_equal(np.fromfile(files[2], np.float32).reshape(5, 24), want)
 
 
 @pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])

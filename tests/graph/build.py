@@ -243,7 +243,8 @@ def run_cluster(c: Cluster, values: dict[Node, Any]) -> list[np.ndarray]:
 
 
 def run_planned(f: Fused, p: Plan, args: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Run the clusters on one arena, exactly where the plan puts every value."""
+    """Run the clusters on one arena, exactly where the plan puts every value. What the plan says
+    may lie where an input does, does."""
     assert isinstance(p.size, int)
     arena = np.full(p.size, 0xA5, dtype=np.uint8)
     results = [
@@ -251,6 +252,8 @@ def run_planned(f: Fused, p: Plan, args: Sequence[np.ndarray]) -> list[np.ndarra
         for o in f.graph.outputs
     ]
     sources = dict(zip(f.graph.inputs, args, strict=True))
+    for at, x in p.updated:
+        results[at] = sources[x] = sources[x].copy()
 
     def memory(x: Node) -> np.ndarray:
         where, at = p.where(x)
@@ -267,7 +270,9 @@ def run_planned(f: Fused, p: Plan, args: Sequence[np.ndarray]) -> list[np.ndarra
         return arena[at : at + size].view(x.dtype.numpy).reshape(shape)
 
     rng = np.random.default_rng(0)
-    for c in f.clusters:
+    # Those of a batch run in any order: here the last one first.
+    order = sorted(range(len(f.clusters)), key=lambda k: (f.batch(k), -k))
+    for c in (f.clusters[k] for k in order):
         outs = run_cluster(c, {x: memory(x).copy() for x in c.inputs})
         if c.kind == "map" and any(o in p.in_place for o in c.outputs):
             # Any order of elements must do: replace some, compute again, compare the others.

@@ -187,3 +187,23 @@ def test_groups_of_the_sum_stay_together_for_instructions_that_add_them_up() -> 
     assert maps(build.matmul(arg("x", 64, 96), weight("w", 96, 192)), target=tiles) == [
         "a0, a1 -> a1//48, a0, a1%48"
     ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "deep", "columns", "packed"),
+    [
+        (12, 128, 64, 128, False),  # all that a tile of columns reads stays in the first cache
+        (12, 8, 64, 512, False),  # one tile of rows: nothing is read twice
+        (1, 256, 256, 256, True),  # rows a kilobyte apart collide there
+        (12, 128, 64, 100, True),  # panels have whole vectors, with zeros at their end
+    ],
+)
+def test_a_changing_matrix_is_copied_where_that_gains(
+    batch: int, rows: int, deep: int, columns: int, packed: bool
+) -> None:
+    x, w = arg("x", batch, rows, deep), arg("w", batch, deep, columns)
+    assert bool(maps(build.matmul(x, w), target=AVX512)) == packed
+    turned = build.transpose(arg("w", batch, columns, deep), -2, -1)
+    assert maps(build.matmul(x, turned), target=AVX512)
+    computed = build.matmul(build.relu(x), w)  # may be one kernel with what computes its rows
+    assert maps(computed, target=AVX512)

@@ -15,10 +15,12 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from signal import Signals
 from typing import NamedTuple
 
 from tilewright.runtime.native import NativeKernel, callback_address
 
+ACCESSES = (Signals.SIGSEGV, Signals.SIGBUS)
 SIDES = ("after the end", "before the beginning")
 REPORT = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
@@ -48,7 +50,10 @@ def fatal_side(call: Call) -> str | None:
     for side in SIDES:
         if not process.stdout.readline():
             del _processes[os.getpid()]
-            assert process.wait() < 0, "the process that makes calls has failed by itself"
+            ended = -process.wait()
+            assert ended > 0, "the process that makes calls has failed by itself"
+            # Any other end, such as an instruction that is not permitted, is no access.
+            assert ended in ACCESSES, f"a call was ended by {Signals(ended).name}"
             return side
     return None
 

@@ -17,7 +17,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Value, all_of, cast, const, fn, index, load, loads, select, walk
-from tilewright.ir.types import DType, as_dtype, b1, bf16, f16, f32, f64, i8, i32, i64, u8
+from tilewright.ir.types import DType, as_dtype, b1, bf16, f16, f32, f64, i8, i16, i32, i64, u8
 from tilewright.kernel.group import Buffer, Group, Stage, readers
 
 # Every stage and every reduction has at most this many points: the interpreter runs them all.
@@ -25,6 +25,11 @@ MAX_POINTS = 1500
 # Read values are this small, so that products and sums of them are exact in float32.
 SMALL = 30
 INEXACT = ("exp", "sqrt", "div", "tanh")
+# Operands that instructions multiply and add up to these.
+NARROW = {
+    i32: [(i8, i8), (u8, u8), (u8, i8), (i8, u8), (i16, i8), (i16, u8)],
+    f32: [(bf16, bf16), (f16, f16)],
+}
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,9 @@ def arrays(g: Group, dims: Mapping[str, int], seed: int = 0) -> dict[str, np.nda
     return out
 
 
-def sample(seed: int) -> Sample:
-    return _Maker(random.Random(seed)).make()
+def sample(seed: int, first: str = "") -> Sample:
+    """A group by its seed; `first` is the kind of its first stage, where it matters."""
+    return _Maker(random.Random(seed), first).make()
 
 
 def self_reading(s: Stage) -> bool:
@@ -85,6 +91,7 @@ def alive(g: Group) -> Group:
 @dataclass
 class _Maker:
     rng: random.Random
+    first: str = ""
     buffers: list[Buffer] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     values: dict[str, list[int]] = field(default_factory=dict)  # of symbolic dims
@@ -111,7 +118,9 @@ class _Maker:
             kinds += ["product"] * 5
             if k == count - 1 and self.unread:
                 kinds = ["map"] * 6 + ["reduce", "scan", "scatter"]
-            getattr(self, f"_{r.choice(kinds)}")(name, "out" if out else "local")
+            kind = r.choice(kinds)
+            kind = self.first if self.first and k == 0 else kind
+            getattr(self, f"_{kind}")(name, "out" if out else "local")
             if not out:
                 self.unread.append(name)
         order = {"in": 0, "out": 1}
@@ -304,25 +313,47 @@ class _Maker:
         self._add(Stage(name, axes, raxes, where, fn("mul", a, b), "add", zero), (m, n), scope)
 
     def _product(self, name: str, scope: str) -> None:
-        """What some instruction computes: tiles of floats, dot products of bytes."""
-        columns = self.rng.choice([4, 8, 12, 16])
-        if self.dtype is not i32:
-            m, k = self.rng.randint(1, 8), self.rng.choice([1, 3, 5, 8])
+        """What some instruction computes: tiles of floats, dot products of groups of 32 bits, tiles
+        of those."""
+        r = self.rng
+        columns = r.choice([4, 8, 12, 16, 16])
+        narrow = NARROW.get(self.dtype) if self.dtype is i32 or r.random() < 0.25 else None
+        if narrow is None:
+            m, k = r.randint(1, 8), r.choice([1, 3, 5, 8])
             axes, raxes = self._axes(name, (m, columns)), self._axes(name, (k,), "r")
             (i, j), (p,) = map(D.as_int, axes), map(D.as_int, raxes)
             a, b = (
                 self._input(self.dtype, (m, k), (i, p)),
                 self._input(self.dtype, (k, columns), (p, j)),
             )
-        else:
-            axes, raxes = self._axes(name, (columns,)), self._axes(name, (4,), "r")
+        elif r.random() < 0.5:
+            one, other = r.choice(narrow)
+            n = 4 // one.bytes
+            axes, raxes = self._axes(name, (columns,)), self._axes(name, (n,), "r")
             (j,), (p,) = map(D.as_int, axes), map(D.as_int, raxes)
-            narrow = self.rng.choice([i8, u8])
-            a, b = self._input(narrow, (4,), (p,)), self._input(narrow, (columns, 4), (j, p))
+            a, b = self._input(one, (n,), (p,)), self._input(other, (columns, n), (j, p))
+        else:
+            one, other = r.choice(narrow)
+            n, m, k = 4 // one.bytes, r.choice([1, 1, 2, 5]), r.choice([1, 3, 16])
+            m = m if m * columns * k * n <= MAX_POINTS else 1
+            axes, raxes = self._axes(name, (m, columns)), self._axes(name, (k, n), "r")
+            (i, j), (q, p) = map(D.as_int, axes), map(D.as_int, raxes)
+            a = self._input(one, (m, k * n), (i, n * q + p))
+            b = self._input(other, (k, columns, n), (q, j, p))
         zero = identity("add", self.dtype)
         where = tuple(map(D.as_int, axes))
         shape = tuple(map(_extent, axes))
         self._add(Stage(name, axes, raxes, where, fn("mul", a, b), "add", zero), shape, scope)
+
+    def _windows(self, name: str, scope: str) -> None:
+        """Places of windows that overlap or touch."""
+        r = self.rng
+        count, width = r.choice([2, 3, 5]), r.choice([2, 3, 4])
+        step = r.randint(1, width)
+        axes = self._axes(name, (count, width))
+        j, s = where = tuple(map(D.as_int, axes))
+        x = self._input(self.dtype, (step * (count - 1) + width,), (step * j + s,))
+        self._add(Stage(name, axes, (), where, fn("mul", x, x)), (count, width), scope)
 
     def _input(self, d: DType, shape: tuple[Dim, ...], at: tuple[Dim, ...]) -> Value:
         """An element of one more input."""

@@ -62,3 +62,19 @@ def test_words_about_features() -> None:
         assert machine.has("hwcap:0 hwcap:1") and not machine.has("hwcap:1 ask:nobody")
     if machine.architecture() == "x86_64":
         assert machine.has("cpuid:1:0:edx:26") and not machine.has("cpuid:1073741824:0:eax:0")
+
+
+def test_registers_of_tiles_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux saves them for a process that requested them only; it may refuse."""
+    asked, answers = [], iter((-1, 0))
+
+    def syscall(*given: int) -> int:
+        asked.append(given)
+        return next(answers)
+
+    monkeypatch.setattr(machine, "architecture", lambda: "x86_64")
+    monkeypatch.setattr(machine, "_xcr0", lambda: 0x602E7)
+    monkeypatch.setattr(machine, "of_process", lambda *_: syscall)
+    assert machine.has("xcr0:231") and not machine.has("xcr0:524288") and not asked
+    assert not machine.has("xcr0:393216") and machine.has("xcr0:393216")
+    assert asked == [(158, 0x1023, 18)] * 2

@@ -74,6 +74,15 @@ def test_objects_call_each_other_and_given_symbols() -> None:
     assert set(library.names) == {"both", "pick", "calls"}
 
 
+def test_registers_are_requested_before_code_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of x86: without a request the first instruction that uses one ends the process."""
+    asked: list[bool] = []
+    requests = "tilewright.runtime.library.registers_on_request"
+    monkeypatch.setattr(requests, lambda: asked.append(True))
+    Library([image(ADD)]).close()
+    assert asked == [True]
+
+
 def test_the_c_library_resolves() -> None:
     library = Library([image(USES_LIBC)])
     to, source = ctypes.create_string_buffer(6), ctypes.create_string_buffer(b"hello")

@@ -35,6 +35,7 @@ class Work:
     """What a backend did while it was watched."""
 
     kernels: int = 0
+    libraries: list[str] = field(default_factory=list)  # what libraries were called for
     fallbacks: list[str] = field(default_factory=list)
     operators: set[str] = field(default_factory=set)
 
@@ -63,6 +64,7 @@ def watched(backend: str) -> Iterator[Work]:
         finally:
             for event in log.of("compile"):
                 work.kernels += event.data["kernels"]
+            work.libraries += [event.data["operator"] for event in log.of("library")]
             work.fallbacks += [event.data["operator"] for event in log.of("fallback")]
 
 

@@ -76,6 +76,9 @@ def report(console: Console, outcomes: Sequence[Outcome], settings: Settings) ->
         if counts[status]:
             summary.add_row(meaning, str(counts[status]))
     fallen = sum(1 for o in outcomes if o.status == "right" and o.fallbacks)
+    called = sum(1 for o in outcomes if o.status == "right" and o.libraries)
+    if called:
+        summary.add_row("… of the right ones, with a call of LAPACK", str(called))
     if fallen:
         summary.add_row("… of the right ones, with a fallback", str(fallen))
     summary.add_row("all", str(len(outcomes)), style="bold")

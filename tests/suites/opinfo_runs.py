@@ -24,6 +24,7 @@ class Outcome:
     detail: str = ""
     kernels: int = 0
     samples: int = 0
+    libraries: list[str] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     seconds: float = 0.0
 

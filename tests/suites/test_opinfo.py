@@ -50,7 +50,7 @@ def test_whole(strict: bool) -> None:
     outcomes = list(run(names, settings))
     as_expected(outcomes, names, settings)
     if strict:
-        assert sum(outcome.status == "right" for outcome in outcomes) >= 500
+        assert sum(outcome.status == "right" for outcome in outcomes) >= 600
 
 
 def test_a_dying_process_is_an_outcome() -> None:

@@ -58,7 +58,7 @@ SIZES = CacheSizes(32 * 1024, 1024 * 1024, 32 * 1024 * 1024)
 @pytest.fixture(autouse=True)
 def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     default()  # the system gives this process permission before all targets are said to have it
-    monkeypatch.setattr(x86, "_tiles_permitted", lambda: True)
+    monkeypatch.setattr(x86, "registers_on_request", lambda: True)
 
 
 def product(a: DType, b: DType, rows: Dim, deep: int, columns: int) -> Graph:
@@ -191,7 +191,7 @@ def test_any_number_of_rows(dtypes: tuple[DType, DType]) -> None:
 
 
 def test_refused_tiles_leave_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(x86, "_tiles_permitted", lambda: False)
+    monkeypatch.setattr(x86, "registers_on_request", lambda: False)
     target = x86_with(*V4, "+avx512vnni", "+avx512bf16", *TILES)
     assert all(p.tile is None for p in target.products)
     for dtypes, instruction in (((i8, i8), "vpdpbusd"), ((bf16, bf16), "vdpbf16ps")):

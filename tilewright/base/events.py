@@ -83,6 +83,18 @@ class Log:
         return len(self._events)
 
 
+class HeldLog(Log):
+    """Keeps events to itself until it is known that they are wanted."""
+
+    def emit(self, event: Event) -> Event:
+        self.hear(event)
+        return event
+
+    def release(self, to: Log) -> None:
+        for event in self:
+            to.emit(event)
+
+
 # Logs that receive the events of all logs of the process; a tuple: emitting needs no lock.
 _listeners: tuple[Log, ...] = ()
 

@@ -263,6 +263,14 @@ check: Knob[bool] = Knob(
     "1 runs the named checks of each level between passes",
     _show_bool,
 )
+regions: Knob[bool] = Knob(
+    "TILEWRIGHT_REGIONS",
+    lambda: True,
+    _parse_bool,
+    "0 applies passes and fusion to each of several equal regions of a graph, such as layers; "
+    "what they make is the same",
+    _show_bool,
+)
 plain_capture: Knob[bool] = Knob(
     "TILEWRIGHT_PLAIN_CAPTURE",
     lambda: True,

@@ -24,7 +24,7 @@ from tilewright.ops.views import Permute, reshape
 
 
 @dataclass(frozen=True)
-class SinkReshapes(Pass):
+class SinkReshapes(Pass, regions=True):
     """`f(reshape(x), …)` -> `reshape(f(x, …))` where x is a contraction or its epilogue. What is
     written in other operators stays."""
 
@@ -68,7 +68,7 @@ class SinkReshapes(Pass):
 
 
 @dataclass(frozen=True)
-class UndoPermutes(Pass):
+class UndoPermutes(Pass, regions=True):
     """`permute(f(permute(x), …))` -> `f(x, …)` where the second one takes the first one back."""
 
     def apply(self, program: Graph, log: Log) -> Graph:

@@ -32,7 +32,9 @@ def _copied(t: Target) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class AlignRows(Pass, needs=("Decompose",), after=("NarrowProducts", "SinkReshapes"), rounds=True):
+class AlignRows(
+    Pass, needs=("Decompose",), after=("NarrowProducts", "SinkReshapes"), rounds=True, regions=True
+):
     """Products read rows whose lengths are multiples of 16 bytes."""
 
     dtypes: tuple[str, ...] = of_target((), _copied)

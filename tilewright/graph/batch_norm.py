@@ -12,7 +12,7 @@ from tilewright.ir.rewrite import rewrite
 
 
 @dataclass(frozen=True)
-class BatchNormFold(Pass, before=("Decompose",), rounds=True):
+class BatchNormFold(Pass, before=("Decompose",), rounds=True, regions=True):
     """Scales and batch normalisation move into the weights before them. For inference: the new
     weights are computed once, in the prologue, and round differently."""
 

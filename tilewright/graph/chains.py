@@ -169,7 +169,7 @@ class Chains(Joining):
             if (x := self.regions.of[q]) not in (p, e, last)
         }
         if others:
-            return "more than one consumer", f"{len(others) + 1} kernels read it"
+            return "more than one consumer", "several kernels read it"
         return None
 
     def _shapes(self, rows: Region, second: Region, weights: Node) -> Why | None:

@@ -29,7 +29,7 @@ def multiplied(t: Target) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class ChannelsLast(Pass, needs=("Decompose",), rounds=True):
+class ChannelsLast(Pass, needs=("Decompose",), rounds=True, regions=True):
     """Rewrite convolutions, and what lies between them, to the order with channels innermost."""
 
     # On a GPU: the images that are turned, there also for filters of single channels. Threads read

@@ -81,21 +81,21 @@ def classify(n: Node) -> str:
 
 def contractions(n: Node) -> int:
     """How many sums of products it is computed by, itself or what it is written in terms of."""
-    return sum(facts(x).kind == "contract" for x in _written_as(n))
+    return sum(facts(x).kind == "contract" for x in written_as(n))
 
 
 def multiply_adds(n: Node) -> int:
     """Of these sums of products."""
-    found = (facts(x) for x in _written_as(n))
+    found = (facts(x) for x in written_as(n))
     return sum(guess(_size(f.domain)) for f in found if f.kind == "contract")
 
 
-def _written_as(n: Node) -> list[Node]:
+def written_as(n: Node) -> list[Node]:
     """An operator, or those that it is written in terms of."""
     if not is_composed(n.op):
         return [n]
     inputs, outputs = composed_alone(n)
-    return [x for y in topological(outputs, stop=inputs.values()) for x in _written_as(y)]
+    return [x for y in topological(outputs, stop=inputs.values()) for x in written_as(y)]
 
 
 def facts(n: Node) -> Facts:

@@ -55,12 +55,18 @@ class Refusal:
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """A graph cut into clusters in execution order. `aliases` maps reshapes to what they rename."""
+    """A graph cut into clusters in execution order. `aliases` maps reshapes to what they rename.
+    Clusters of one number in `batches` run at the same time (graph/batches.py); empty: none do."""
 
     graph: Graph
     clusters: tuple[Cluster, ...]
     refusals: tuple[Refusal, ...]
     aliases: Mapping[Node, Node] = field(default_factory=dict)
+    batches: tuple[int, ...] = ()
+
+    def batch(self, k: int) -> int:
+        """The number of the batch of the k-th cluster."""
+        return self.batches[k] if self.batches else k
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.clusters))

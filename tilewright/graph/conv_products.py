@@ -35,7 +35,9 @@ TOGETHER = 4
 
 
 @dataclass(frozen=True)
-class ConvProducts(Pass, needs=("ChannelsLast",), before=("SinkReshapes",), rounds=True):
+class ConvProducts(
+    Pass, needs=("ChannelsLast",), before=("SinkReshapes",), rounds=True, regions=True
+):
     """Convolutions become matrix products of their windows, where instructions multiply
     matrices."""
 

@@ -16,7 +16,7 @@ _WHY = "fusion takes operators that are not written in others"
 
 
 @dataclass(frozen=True)
-class Decompose(Pass, repeats=True, required=_WHY, inside=True):
+class Decompose(Pass, repeats=True, required=_WHY, inside=True, regions=True):
     """Expand every composed operator but those named in `keep`; the user's places are passed on."""
 
     keep: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ MOST_PADDING = 0.25
 
 
 @dataclass(frozen=True)
-class DotProducts(Pass, needs=("Decompose",)):
+class DotProducts(Pass, needs=("Decompose",), regions=True):
     """Rewrite products of bytes, and pad those of halves, for the target's instructions."""
 
     pack: PackOperands = of_target(PackOperands(), PackOperands.of)

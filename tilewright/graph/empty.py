@@ -21,7 +21,9 @@ _WHY = "values without elements have no memory"
 
 
 @dataclass(frozen=True)
-class EmptyValues(Pass, after=("Decompose",), repeats=True, required=_WHY, inside=True):
+class EmptyValues(
+    Pass, after=("Decompose",), repeats=True, required=_WHY, inside=True, regions=True
+):
     """`full` in place of every computed value that has an axis of size 0, and of every operand
     that its operator's definition does not read."""
 

@@ -40,7 +40,7 @@ GROWTH = 5
 
 
 @dataclass(frozen=True)
-class FoldConstants(Pass, repeats=True, inside=True):
+class FoldConstants(Pass, repeats=True, inside=True, regions=True):
     """Replace nodes over constants by their value, where it has at most `limit` elements.
 
     What is filled with one value stays so (`full`), whatever its size. Index ramps (`iota`) are
@@ -76,7 +76,10 @@ class FoldConstants(Pass, repeats=True, inside=True):
         operands = maker.inputs
         if not operands or maker.op.random or hasattr(maker.op, "interpret"):
             return False
-        known = all(isinstance(x.op, Constant) or x.op.name == "full" for x in operands)
+        known = all(
+            x.op.name == "full" or (isinstance(x.op, Constant) and not x.op.passed)
+            for x in operands
+        )
         literal = any(isinstance(x.op, Constant) for x in operands)
         sizes = [x.ttype.size for x in (n, *operands)]
         return known and literal and all(isinstance(s, int) and s <= self.limit for s in sizes)
@@ -133,7 +136,8 @@ def constant_of(value: np.ndarray, dtype: DType) -> Node:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is known of a node over weights: do only weights and constants reach it, and which?
+    """What is known of a node over weights: do only weights and constants reach it, and which? Of
+    others nobody asks, and there would be as many as there are weights before them.
 
     A symbol's value differs from call to call, so that nothing that mentions one is `only`: neither
     a weight of symbolic size, nor a node whose attribute is symbolic.
@@ -158,7 +162,8 @@ def weight_facts(graph: Graph, symbolic: bool = False) -> dict[Node, _Facts]:
             continue
         below = [facts[x] for x in n.inputs]
         only = all(f.only for f in below) and not n.op.random and not open_size(n)
-        facts[n] = _Facts(only, frozenset().union(*(f.weights for f in below)))
+        known = [f.weights for f in below if f.weights] if only else ()
+        facts[n] = _Facts(only, known[0] if len(known) == 1 else frozenset().union(*known))
     return facts
 
 
@@ -218,7 +223,7 @@ def split_weights(
         for n in graph.inputs
         if n in used or not (isinstance(n.op, Input) and n.op.role == "weight")
     ]
-    reached = {n for n in graph.inputs if any(n in facts[o].weights for o in outputs)}
+    reached = frozenset[Node]().union(*(facts[o].weights for o in outputs))
     prologue = Graph(
         f"{graph.name}_weights",
         tuple(n for n in graph.inputs if n in reached),

@@ -15,10 +15,11 @@ What is not fused is refused by name: a `Refusal` and an event with the user's f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from tilewright.base.events import Log
+from tilewright.base import knobs
+from tilewright.base.events import HeldLog, Log
 from tilewright.graph.align import SinkReshapes, UndoPermutes
 from tilewright.graph.chains import Chains
 from tilewright.graph.classify import (
@@ -31,8 +32,8 @@ from tilewright.graph.classify import (
     same_prefix,
 )
 from tilewright.graph.cluster import Cluster, Fused, Refusal, Why
+from tilewright.graph.cuts import Cut, Cuts, assembled, lengthened
 from tilewright.graph.inline import inlining_of
-from tilewright.graph.order import few_live_bytes
 from tilewright.graph.product_chains import ProductChains
 from tilewright.graph.prologues import Prologues
 from tilewright.graph.regions import (
@@ -48,11 +49,13 @@ from tilewright.graph.regions import (
 )
 from tilewright.graph.row_blocks import RowBlocks
 from tilewright.graph.row_maps import RowMaps
-from tilewright.graph.siblings import Siblings, sums_first
-from tilewright.graph.totals import Totals, is_total, totals_last
+from tilewright.graph.siblings import Siblings
+from tilewright.graph.totals import Totals, is_total
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Item, Node
+from tilewright.ir.repeated import FEW as FEW_NODES
+from tilewright.ir.repeated import shortened
 from tilewright.ir.target import Target
 from tilewright.ir.types import TupleType
 from tilewright.ops.arranged import unarranged
@@ -80,6 +83,22 @@ class Fuse:
     cheap: int = 4  # scalar operations that are computed again rather than stored and loaded
 
     def __call__(self, graph: Graph, target: Target, log: Log) -> Fused:
+        return assembled(self.cuts(graph, target, log), target, log)
+
+    def cuts(self, graph: Graph, target: Target, log: Log) -> Cuts:
+        """What becomes of each node; that of equal regions is decided for a few of them."""
+        short = shortened(graph) if knobs.regions.get() else None
+        if short is not None:
+            said = HeldLog()
+            cuts = self.cuts if short.others > FEW_NODES else self.cuts_of_all
+            found = lengthened(short, cuts(short.graph, target, said))
+            if found is not None:
+                said.release(log)
+                return found
+        return self.cuts_of_all(graph, target, log)
+
+    def cuts_of_all(self, graph: Graph, target: Target, log: Log) -> Cuts:
+        """The same, decided for each of them."""
         graph = UndoPermutes().apply(SinkReshapes().apply(graph, log), log)
         stored: set[Node] = set()
         again: set[Node] = set()
@@ -88,7 +107,7 @@ class Fuse:
             attempt.run()
             unfit, more = attempt.unfit_for_rows(), attempt.again - again
             if not unfit and not more:
-                return attempt.assemble()
+                return attempt.cuts()
             stored |= unfit
             again |= more
 
@@ -354,7 +373,7 @@ class _Fuser:
             if any(p in self.results for p in c.nodes):
                 why = "more than one consumer", "its value is also a result"
             elif len(targets) > 1:
-                why = "more than one consumer", f"{len(targets)} kernels read it"
+                why = "more than one consumer", "several kernels read it"
             else:
                 (e,) = targets.values()
                 why = self.absorbable(c, e, edges) or self.too_large(c, e)
@@ -487,23 +506,13 @@ class _Fuser:
                             out.add(n)
         return out
 
-    def assemble(self) -> Fused:
-        position = {n: k for k, n in enumerate(self.order)}
+    def cuts(self) -> Cuts:
         aliases: dict[Node, Node] = {}
-        clusters = [self.cluster(r, position, aliases) for r in self.sorted_regions()]
+        cuts = tuple([Cut(r.first, self.cluster(r, aliases)) for r in self.regions.live()])
         for o in self.graph.outputs:
             if (base := self.renamed(o)) is not None:
                 aliases[o] = base
-        refusals = tuple(self.refusals())
-        for r in refusals:
-            self.log.add("fusion", str(r), where=r.where, criterion=r.criterion, detail=True)
-        for c in clusters:
-            self.log.add("fusion", str(c), where=self.where(c), detail=True)
-        ordered = few_live_bytes(clusters, self.graph.outputs, aliases)
-        return Fused(self.graph, tuple(ordered), refusals, aliases)
-
-    def where(self, c: Cluster) -> str | None:
-        return next((w for n in (c.anchor, *c.nodes) if n and (w := self.graph.place(n))), None)
+        return Cuts(self.graph, cuts, tuple(self.refusals()), aliases)
 
     def renamed(self, x: Node) -> Node | None:
         """The stored value or source that a chain of reshapes renames."""
@@ -536,29 +545,15 @@ class _Fuser:
                 inputs[x] = None
         return own, inputs
 
-    def cluster(
-        self, region: Region, position: Mapping[Node, int], aliases: dict[Node, Node]
-    ) -> Cluster:
+    def cluster(self, region: Region, aliases: dict[Node, Node]) -> Cluster:
         own, inputs = self.contents(region)
         for x in inputs:
             if (base := self.renamed(x)) is not None:
                 aliases[x] = base
         outputs = [n for n in region.nodes if self.is_output(n, region)]
-        by_place = position.__getitem__
-        nodes = sorted(own, key=by_place)
-        return Cluster(
-            tuple(self.in_order(nodes, region.kind)),
-            tuple(sorted(inputs, key=by_place)),
-            tuple(sorted(outputs, key=by_place)),
-            region.kind,
-            region.anchor,
-            tuple(region.roles.items()) if region.kind == "chain" else (),
-        )
-
-    def in_order(self, nodes: list[Node], kind: str) -> list[Node]:
-        if kind == "total" or (kind == "row" and self.target.grid is not None):
-            return totals_last(nodes, self.facts)
-        return sums_first(nodes, self.facts) if kind == "column" else nodes
+        roles = tuple(region.roles.items()) if region.kind == "chain" else ()
+        parts = tuple(own), tuple(inputs), tuple(outputs)
+        return Cluster(*parts, region.kind, region.anchor, roles)
 
     def is_output(self, n: Node, region: Region) -> bool:
         if isinstance(n.type, TupleType):
@@ -572,9 +567,7 @@ class _Fuser:
                 continue
             for q in dict.fromkeys(q for q, _ in found):
                 if self.regions.of[q] is not self.regions.of[p] and not isinstance(q.op, Item):
-                    criterion, detail = self.reason(p, q)
-                    where = self.graph.place(q) or self.graph.place(p)
-                    yield Refusal(p, q, criterion, detail, where)
+                    yield Refusal(p, q, *self.reason(p, q))
 
     def reason(self, p: Node, q: Node) -> Why:
         of = self.regions.of

@@ -48,7 +48,7 @@ def _multiplies(target: Target) -> bool:
 
 
 @dataclass(frozen=True)
-class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
+class GridKeyBlocks(Pass, before=("Decompose",), rounds=True, regions=True):
     """`softmax(scores) values` of 16-bit floats over blocks of keys, put together as they come. The
     chain of both products is one kernel (kernel/defaults/grid_chains.py)."""
 

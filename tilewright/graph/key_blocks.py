@@ -31,7 +31,7 @@ def _unit(target: Target) -> int:
 
 
 @dataclass(frozen=True)
-class KeyBlocks(Pass, before=("Decompose",), rounds=True):
+class KeyBlocks(Pass, before=("Decompose",), rounds=True, regions=True):
     """Rewrite `softmax(scores) values` where a block of rows of all scores leaves the cache, where
     conditions on positions hide parts of many keys, and where the number of keys is not known.
     """

@@ -12,7 +12,7 @@ from tilewright.ops.views import Concat
 
 
 @dataclass(frozen=True)
-class LongConcats(Pass, after=("Simplify",)):
+class LongConcats(Pass, after=("Simplify",), regions=True):
     """Concatenations of very many operands are cut into parts. For every element, the operand it is
     from is found by one comparison after another: with many operands it is cheaper to join some of
     them first and copy the result. After simplification, which would put all of them together

@@ -30,7 +30,7 @@ Places = dict[Node, frozenset[Place]]
 
 
 @dataclass(frozen=True)
-class HoistFromLoops(Pass, needs=("Decompose",), repeats=True):
+class HoistFromLoops(Pass, needs=("Decompose",), repeats=True, regions=True):
     """Compute before a loop, once, what is the same in all its rounds, and products of all slices
     of an operand with what is the same. Of a branch: what depends on weights only. Slices are
     padded to the alignment that kernels expect of memory."""

@@ -34,6 +34,7 @@ class Plan:
     copies: tuple[tuple[int, Node], ...]  # results that are copied at the end, and from what
     peak: int  # the arena's size, with usual values for symbols
     lower_bound: int  # the most bytes of the arena alive at once: no plan is smaller
+    updated: tuple[tuple[int, Node], ...] = ()  # results that may lie where an input does
 
     def where(self, x: Node) -> tuple[str, Dim | Node]:
         """("arena", offset), ("output", position) or ("source", node)."""
@@ -62,17 +63,27 @@ class _Storage:
     output: int | None = None
 
 
-def plan(fused: Fused, overwritten: Mapping[Node, int] | None = None) -> Plan:
+def plan(
+    fused: Fused,
+    overwritten: Mapping[Node, int] | None = None,
+    updates: Mapping[int, Node] | None = None,
+) -> Plan:
     """`overwritten`: inputs that may lie where the result at a position goes, such as values that a
-    loop carries. They do where that result is an update of them in place."""
-    return _Planner(fused, overwritten or {}).run()
+    loop carries. They do where that result is an update of them in place.
+
+    `updates`: results that are new values of inputs, which the caller would have there. The plan
+    says of which this is possible, whatever else the program reads."""
+    return _Planner(fused, overwritten or {}, updates or {}).run()
 
 
 class _Planner:
-    def __init__(self, fused: Fused, overwritten: Mapping[Node, int]) -> None:
-        self.fused, self.overwritten = fused, overwritten
+    def __init__(
+        self, fused: Fused, overwritten: Mapping[Node, int], updates: Mapping[int, Node]
+    ) -> None:
+        self.fused, self.overwritten, self.updates = fused, overwritten, updates
         self.storage: dict[Node, _Storage] = {}
         self.in_place: dict[Node, Node] = {}
+        self.readers: dict[tuple[Node, int], int] = {}  # of a value in a batch
 
     def run(self) -> Plan:
         last, results, copies = self.uses()
@@ -80,10 +91,19 @@ class _Planner:
         for x, at in self.overwritten.items():
             if x in last and x not in copied:
                 self.storage[x] = _Storage([x], aligned(nbytes(x.ttype)), -1, last[x], at)
+        updated = []
         for k, c in enumerate(self.fused.clusters):
             taken: set[Node] = set()
             for o in c.outputs:
-                self.give(k, c, o, last, results, taken)
+                x = self.updates.get(results.get(o, -1))
+                if x is not None and x not in copied and self.replaces(k, c, o, x, last):
+                    # No other value lives there before it: x does.
+                    batch = self.fused.batch(k)
+                    size = aligned(nbytes(o.ttype))
+                    self.storage[o] = _Storage([o], size, batch, last[o], results[o])
+                    updated.append((results[o], x))
+                else:
+                    self.give(self.fused.batch(k), c, o, last, results, taken)
         for x in self.overwritten:
             if x in self.storage and self.storage[x].nodes == [x]:
                 del self.storage[x]
@@ -101,6 +121,7 @@ class _Planner:
             tuple(copies),
             guess(size),
             bound,
+            tuple(updated),
         )
 
     def base(self, x: Node) -> Node:
@@ -110,12 +131,14 @@ class _Planner:
         """Last reader of each value; position of each result; results that need a copy."""
         last: dict[Node, int] = {}
         made: set[Node] = set()
-        for k, c in enumerate(self.fused.clusters):
+        for at, c in enumerate(self.fused.clusters):
+            k = self.fused.batch(at)
             for o in c.outputs:
                 last[o] = k
                 made.add(o)
-            for x in c.inputs:
-                last[self.base(x)] = k
+            for x in {self.base(x) for x in c.inputs}:
+                last[x] = k
+                self.readers[x, k] = self.readers.get((x, k), 0) + 1
         results: dict[Node, int] = {}
         copies: list[tuple[int, Node]] = []
         for j, o in enumerate(self.fused.graph.outputs):
@@ -139,7 +162,7 @@ class _Planner:
         for x in self.overwritable(c, o):
             base = self.base(x)
             found = self.storage.get(base)
-            dies = found is not None and last[base] == k and base not in results
+            dies = found is not None and self.is_last(base, k, last) and base not in results
             if found is None or not dies or base in taken:
                 continue
             at = self.overwritten.get(base)
@@ -155,6 +178,21 @@ class _Planner:
             return
         size = aligned(nbytes(o.ttype))
         self.storage[o] = _Storage([o], size, k, last[o], results.get(o))
+
+    def is_last(self, x: Node, k: int, last: Mapping[Node, int]) -> bool:
+        """Does one cluster of the batch k read it, and none after it?"""
+        return last[x] == k and self.readers[x, k] == 1
+
+    def replaces(self, k: int, c: Cluster, o: Node, x: Node, last: Mapping[Node, int]) -> bool:
+        """May output o of cluster k lie where input x does? Nothing may read x after it."""
+        batch = self.fused.batch(k)
+        if last.get(x, -1) < batch:
+            return True
+        own = [y for y in c.inputs if self.base(y) is x]
+        if c.kind != "map" or not own or not self.is_last(x, batch, last):
+            return False
+        there = _read_at_output_index(c, o)
+        return all(y in there and not _read_later(c, o, y) for y in own)
 
     def overwritable(self, c: Cluster, o: Node) -> Iterator[Node]:
         """Inputs whose every element is read before, or exactly where, the output replaces it."""
@@ -178,6 +216,22 @@ def _read_at_output_index(c: Cluster, o: Node) -> list[Node]:
             if not (exact and a.pointwise(x.shape, o.shape)):
                 elsewhere.add(x)
     return [x for x in c.inputs if x not in elsewhere]
+
+
+def _read_later(c: Cluster, o: Node, x: Node) -> bool:
+    """Does an output behind o need x, other than through outputs? Then a loop of its own might read
+    what that of o has replaced."""
+    position = {n: k for k, n in enumerate(c.nodes)}
+    stack = [y for q in c.outputs if position[q] > position[o] for y in q.inputs]
+    ends, seen = set(c.outputs), set[Node]()
+    while stack:
+        y = stack.pop()
+        if y is x:
+            return True
+        if y not in seen and y not in ends and y in position:
+            seen.add(y)
+            stack += y.inputs
+    return False
 
 
 def _updated_base(c: Cluster) -> list[Node]:

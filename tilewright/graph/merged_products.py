@@ -31,7 +31,9 @@ def _launches(t: Target) -> bool:
 
 
 @dataclass(frozen=True)
-class MergeProducts(Pass, needs=("Decompose",), after=("NarrowProducts", "SinkReshapes")):
+class MergeProducts(
+    Pass, needs=("Decompose",), after=("NarrowProducts", "SinkReshapes"), regions=True
+):
     """Products that share their first operand are one product."""
 
     wanted: bool = of_target(False, _launches)

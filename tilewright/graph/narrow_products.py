@@ -18,7 +18,9 @@ HALVES = (f16, bf16)
 
 
 @dataclass(frozen=True)
-class NarrowProducts(Pass, needs=("Decompose",), after=("KeyBlocks", "GridKeyBlocks"), rounds=True):
+class NarrowProducts(
+    Pass, needs=("Decompose",), after=("KeyBlocks", "GridKeyBlocks"), rounds=True, regions=True
+):
     """A float32 product of 16-bit operands reads them as they are. The weights of attention, which
     are at most 1, are rounded to the dtype of the values that they weigh, as torch's own kernels
     do."""

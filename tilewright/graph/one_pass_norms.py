@@ -12,7 +12,7 @@ from tilewright.ops.norms import BatchNormTrain
 
 
 @dataclass(frozen=True)
-class OnePassNorms(Pass, before=("Decompose",), rounds=True):
+class OnePassNorms(Pass, before=("Decompose",), rounds=True, regions=True):
     """Mean and variance of a batch of 16-bit floats by sums that read it once. On a GPU both are
     one kernel then, and else two, the second of which waits for the first."""
 

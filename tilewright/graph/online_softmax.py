@@ -12,7 +12,7 @@ from tilewright.ir.rewrite import rewrite
 
 
 @dataclass(frozen=True)
-class OnlineSoftmax(Pass, before=("Decompose",), rounds=True):
+class OnlineSoftmax(Pass, before=("Decompose",), rounds=True, regions=True):
     """Attention becomes one reduction over the keys. On request only: whether one pass is faster
     than three depends on the schedule."""
 

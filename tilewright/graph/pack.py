@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from tilewright.base.events import Log
 from tilewright.graph.classify import Contraction, contraction, factors, facts, guess
@@ -31,12 +31,17 @@ _NEON = Target(
 )
 
 
+# A left operand that lies across is stored once more for so many uses of each element, ...
+USES = 64
+# ... and where it has so many bytes that they are not in the first caches anyway.
+SMALL = 128 << 10
+
 # Simplification would cancel a relayout and its inverse; the others make or change contractions.
 _AFTER = ("Simplify", "KeyBlocks", "ChannelsLast", "Winograd", "DotProducts")
 
 
 @dataclass(frozen=True)
-class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
+class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
     """Rewrite the packed operand of every contraction where packing pays."""
 
     target: Target = of_target(_NEON, lambda t: t)
@@ -47,6 +52,7 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
             c = contraction(n)
             if c is None:
                 return n
+            n = self._turned(n, c, constant, log)
             w = n.inputs[c.right]
             known = w in constant
             found = self.map_for(n, c, known)
@@ -59,6 +65,35 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
             return out
 
         return rebuild_knowing(program, change)
+
+    def _turned(self, n: Node, c: Contraction, constant: set[Node], log: Log) -> Node:
+        """With a left operand whose sums run along memory: one that lies the other way is stored
+        once more. Rows of a tile would read it in steps of whole rows, which share few places of
+        a cache."""
+        x = n.inputs[c.left]
+        if x in constant or not self._lies_across(n, c):
+            return n
+        found = _sums_last(n, c)
+        log.add("pack", f"left operand of {n.op.name} as {found}", detail=True)
+        fresh = unrelayout(relayout(x, found), found, x.shape)
+        return node(n.op, *(fresh if k == c.left else y for k, y in enumerate(n.inputs)))
+
+    def _lies_across(self, n: Node, c: Contraction) -> bool:
+        x = n.inputs[c.left]
+        axes = _left_axes(n, c)
+        order = _in_memory(x)
+        if axes is None or order is None or not all(isinstance(d, int) for d in x.shape):
+            return False
+        summed = [k for k, a in enumerate(axes) if a >= n.rank]
+        sums = prod(guess(x.shape[k]) for k in summed)
+        rows = prod(guess(x.shape[k]) for k, a in enumerate(axes) if a in c.rows)
+        columns = prod(guess(n.shape[a]) for a in c.columns)
+        return (
+            bool(summed)
+            and axes[order[-1]] in c.rows
+            and min(rows, columns) >= USES
+            and rows * sums * x.dtype.bytes > SMALL
+        )
 
     def map_for(self, n: Node, c: Contraction, constant: bool) -> Map | None:
         """The map of the right operand, or None where it stays as it is."""
@@ -86,7 +121,30 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
         are so slow that two uses do."""
         b = n.inputs[c.right].dtype
         grouped = b.is_int and any(p.b is b and p.c is n.dtype for p in self.target.products)
-        return constant or _rows(n, c) >= (2 if grouped else self.min_rows)
+        if constant or grouped:
+            return constant or _rows(n, c) >= 2
+        return _rows(n, c) >= self.min_rows and not self.reads_as_fast(n, c)
+
+    def reads_as_fast(self, n: Node, c: Contraction) -> bool:
+        """Are whole vectors one after the other in memory as it is? Then a copy gains nothing where
+        few rows read it, or where the lines that a tile of columns reads stay in the first cache
+        together. Products of computed rows may become one kernel with what computes these, which
+        reads panels; so do those that add up in a wider type."""
+        w = n.inputs[c.right]
+        if not _given(n.inputs[c.left]) or n.dtype.accumulator is not n.dtype:
+            return False
+        deep, wide = w.shape[-2:] if w.rank > 1 else (1, 1)
+        plain = facts(w).kind != "view" or facts(w).reshape
+        lanes = lanes_of(self.target, n.dtype)
+        if not (plain and isinstance(deep, int) and isinstance(wide, int)) or wide % lanes:
+            return False
+        if c.right_axes[-1] != c.lane or c.lane not in c.columns or c.right_axes[-2] < n.rank:
+            return False
+        tile = register_tile(self.target, n.dtype)
+        if _rows(n, c) <= tile.rows:
+            return True
+        stride, width = wide * w.dtype.bytes, min(wide, tile.columns) * w.dtype.bytes
+        return _lines(deep, stride, width) <= self.target.l1 // LINE
 
     def products(self, n: Node, c: Contraction, constant: bool, left: DType) -> Iterator[Product]:
         """Instructions that add up groups of products, if the left operand is of a dtype, the best
@@ -105,6 +163,52 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
                     yield p
             elif p.group > 1 and plain and (constant or sums.is_int):
                 yield p
+
+
+def _given(n: Node) -> bool:
+    """Is it an input, or a view of one?"""
+    while facts(n).kind == "view":
+        n = n.inputs[0]
+    return isinstance(n.op, Input)
+
+
+# Bytes of a line of a cache, and of a way of the first one, where lines that far apart collide.
+LINE = 64
+WAY = 4096
+
+
+def _lines(rows: int, stride: int, width: int) -> int:
+    """Lines of the first cache that as many rows take up, counting those that no other row's lines
+    can be in because all of them collide."""
+    each = -(-width // LINE)
+    apart = WAY // gcd(stride, WAY) if stride % LINE == 0 else WAY // LINE
+    return rows * each * max(1, WAY // LINE // (apart * each))
+
+
+def _left_axes(n: Node, c: Contraction) -> tuple[int, ...] | None:
+    """The domain axis of each axis of the left operand; None where it is not read plainly, once."""
+    reads = [a for a in facts(n).accesses if a.operand == c.left]
+    if len(reads) != 1 or min(reads[0].axes, default=-1) < 0:
+        return None
+    axes = reads[0].axes
+    return axes if len(set(axes)) == len(axes) else None
+
+
+def _in_memory(x: Node) -> tuple[int, ...] | None:
+    """The axes of a value in the order in which its memory has them, the innermost last."""
+    f = facts(x)
+    if f.kind != "view" or f.reshape:
+        return tuple(range(x.rank))
+    axes = f.accesses[0].axes
+    return axes if sorted(axes) == list(range(x.rank)) else None
+
+
+def _sums_last(n: Node, c: Contraction) -> Map:
+    axes = _left_axes(n, c)
+    assert axes is not None
+    names = [f"a{k}" for k in range(len(axes))]
+    order = sorted(range(len(axes)), key=lambda k: axes[k])
+    return Map.parse(f"{', '.join(names)} -> {', '.join(names[k] for k in order)}")
 
 
 def _rows(n: Node, c: Contraction) -> int:

@@ -12,7 +12,7 @@ from tilewright.ir.rewrite import rewrite
 
 
 @dataclass(frozen=True)
-class Reciprocals(Pass, needs=("Decompose",), after=("KeyBlocks",), rounds=True):
+class Reciprocals(Pass, needs=("Decompose",), after=("KeyBlocks",), rounds=True, regions=True):
     """Softmax divides once per row. After the passes that recognise a softmax by its division; not
     with strict precision."""
 

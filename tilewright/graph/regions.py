@@ -56,8 +56,9 @@ class Size:
 class Region:
     """A growing cluster. `domain` is the shape of its outputs; of a row, outer + inner."""
 
-    def __init__(self, number: int, kind: str, domain: tuple[Dim, ...]) -> None:
-        self.kind, self.domain = kind, domain
+    def __init__(self, number: int, kind: str, domain: tuple[Dim, ...], first: Node) -> None:
+        self.first = first  # the node that it began with
+        self.number, self.kind, self.domain = number, kind, domain
         self.outer: tuple[Dim, ...] = ()
         self.inner: tuple[Dim, ...] = ()
         self.anchor: Node | None = None
@@ -85,7 +86,7 @@ class Regions:
         return [r for r in self.all if r.nodes]
 
     def new(self, kind: str, domain: tuple[Dim, ...], n: Node) -> Region:
-        region = Region(self._count, kind, domain)
+        region = Region(self._count, kind, domain, n)
         self._count += 1
         self.all.append(region)
         self.add(n, region)
@@ -131,9 +132,10 @@ class Regions:
                 r.ancestors |= region.ancestors
 
     def preceding(self, region: Region) -> list[Region]:
-        found = {id(r): r for x in region.inputs if (r := self.of.get(x)) is not None}
-        found.pop(id(region), None)
-        return list(found.values())
+        """Regions that it reads, in the order in which they began."""
+        found = {r.number: r for x in region.inputs if (r := self.of.get(x)) is not None}
+        found.pop(region.number, None)
+        return [found[k] for k in sorted(found)]
 
     def between(self, first: Region, second: Region) -> bool:
         """Must some third region run after `first` and before `second`?"""
@@ -178,8 +180,8 @@ def is_row_shape(shape: tuple[Dim, ...], row: Region) -> bool:
 
 
 def is_scalar_constant(n: Node) -> bool:
-    """Literals of one element are written into the code."""
-    return isinstance(n.op, Constant) and n.op.literal.array.size == 1
+    """Literals of one element are written into the code, unless kernels are to share theirs."""
+    return isinstance(n.op, Constant) and n.op.literal.array.size == 1 and not n.op.passed
 
 
 def trace(n: Node, inlined: Container[Node]) -> tuple[Read, ...]:

@@ -18,7 +18,7 @@ from tilewright.ir.rewrite import rewrite
 
 
 @dataclass(frozen=True)
-class Simplify(Pass, repeats=True, inside=True):
+class Simplify(Pass, repeats=True, inside=True, regions=True):
     """Rules that change no more than `changes`: "nothing", "sign of zero" or "rounding"."""
 
     rounds: int = 8

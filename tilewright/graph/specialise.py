@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.node import Graph, Node, Op, node
+from tilewright.ir.rewrite import subgraphs
 from tilewright.ir.text import attributes, symbols_of
-from tilewright.ir.types import TensorType, TupleType
+from tilewright.ir.types import TensorType, TupleType, Type
 
 
 def graph_symbols(graph: Graph) -> dict[str, Sym]:
@@ -25,11 +27,18 @@ def graph_symbols(graph: Graph) -> dict[str, Sym]:
 
 def node_symbols(n: Node) -> Iterator[Sym]:
     """The symbols of a node: in its type, in its attributes and inside its branches."""
+    if not subgraphs(n.op):
+        yield from _own_symbols(type(n.op), n.op, n.type)
+        return
     yield from symbols_of(n.type)
     for _, x in attributes(n.op):
-        yield from symbols_of(x)
-        if isinstance(x, Graph):
-            yield from graph_symbols(x).values()
+        yield from graph_symbols(x).values() if isinstance(x, Graph) else symbols_of(x)
+
+
+@lru_cache(4096)
+def _own_symbols(_: type[Op], op: Op, t: Type) -> tuple[Sym, ...]:
+    """Of an operator and its result: layers that are alike ask for the same ones."""
+    return (*symbols_of(t), *(s for _, x in attributes(op) for s in symbols_of(x)))
 
 
 def specialise(graph: Graph, dims: Mapping[str, int]) -> Graph:

@@ -12,7 +12,7 @@ from tilewright.ir.rewrite import rewrite
 
 
 @dataclass(frozen=True)
-class WeightSums(Pass, rounds=True):
+class WeightSums(Pass, rounds=True, regions=True):
     """Weights in a sum are added up first. For inference: their sum is computed once, in the
     prologue, and rounds differently."""
 

@@ -24,7 +24,7 @@ from tilewright.ops.winograd import POINTS, TAPS, winograd_input, winograd_outpu
 
 
 @dataclass(frozen=True)
-class Winograd(Pass, needs=("ChannelsLast",), rounds=True):
+class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
     """3x3 convolutions become products of transformed tiles, where an estimate says that it is
     faster."""
 

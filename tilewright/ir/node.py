@@ -102,6 +102,9 @@ class Constant(Op):
 
     name: ClassVar[str] = "constant"
     literal: Literal = field(default_factory=lambda: Literal(np.zeros(()), DTYPES["f32"]))
+    # Kernels read it from memory, even where it is one number, and nothing is computed of it
+    # beforehand: for numbers in which kernels differ that are otherwise the same.
+    passed: bool = False
 
     def infer(self) -> Type:
         return TensorType(self.literal.dtype, self.literal.array.shape)
@@ -173,8 +176,8 @@ def input(label: str, type: TensorType, role: str = "arg") -> Node:
     return node(Input(label, type, role))
 
 
-def constant(array: Any, dtype: DType) -> Node:
-    return node(Constant(Literal(np.asarray(array), dtype)))
+def constant(array: Any, dtype: DType, passed: bool = False) -> Node:
+    return node(Constant(Literal(np.asarray(array), dtype), passed))
 
 
 def item(n: Node, k: int) -> Node:

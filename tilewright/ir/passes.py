@@ -45,6 +45,8 @@ class Order:
     rounds: bool = False  # results may round differently: not with precision="strict"
     version: str = ""  # of a user's own pass: programs are cached for this version of its code
     inside: bool = False  # it goes into graphs of control flow by itself
+    # What it makes of a part of a graph depends on what is near: equal regions become equal ones.
+    regions: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,12 @@ class Pass:
         rounds: bool = False,
         version: str = "",
         inside: bool = False,
+        regions: bool = False,
     ) -> None:
         super().__init_subclass__()
         cls.name = cls.__name__
-        cls.order = Order(after, before, needs, required, repeats, rounds, version, inside)
+        about = (after, before, needs, required, repeats, rounds, version, inside, regions)
+        cls.order = Order(*about)
         known = PASSES.get(cls.name)
         if known is not None and known.__module__ != cls.__module__:
             raise TypeError(f"the pass {cls.name} is in {known.__module__} and {cls.__module__}")
@@ -182,13 +186,18 @@ def _read_pass(r: Reader) -> Pass:
 
 @dataclass(frozen=True)
 class PassRun:
-    """What a pass did: how many nodes there were and are, how many of these are new, seconds."""
+    """What a pass did: how many nodes there were and are, how many of these are new, seconds.
+
+    `whole`: nodes of the program before the first pass, where passes saw a part of it: that without
+    most of its equal regions.
+    """
 
     text: str
     before: int
     after: int
     changed: int
     seconds: float
+    whole: int = 0
 
 
 def run(

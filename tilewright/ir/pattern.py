@@ -270,7 +270,7 @@ def filled_value(n: Node) -> Number | None:
     for _ in range(8):
         if isinstance(n.op, Constant):
             a = n.op.literal.array
-            if a.size == 0:
+            if a.size == 0 or n.op.passed:
                 return None
             first = a.reshape(-1)[0]
             # By bytes: 0.0 is not -0.0.

@@ -9,14 +9,19 @@ one of them cannot work is refused here, before anything is applied.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from typing import Any
 
+from tilewright.base import knobs
 from tilewright.base.errors import Invalid
-from tilewright.base.events import Log
+from tilewright.base.events import HeldLog, Log
 from tilewright.ir.node import Graph
 from tilewright.ir.operator import is_composed
 from tilewright.ir.passes import PASSES, Pass, PassRun, parse_passes, passes_text, run, unknown
+from tilewright.ir.repeated import by_regions
+from tilewright.ir.rewrite import RewriteLog
 from tilewright.ir.target import Target
 
 
@@ -103,22 +108,65 @@ class Pipeline:
         between: Callable[[str, Any], Any] | None = None,
         runs: list[PassRun] | None = None,
     ) -> Graph:
-        """The graph after all passes, for a machine. `between` is that of `ir.passes.run`."""
+        """The graph after all passes, for a machine. `between` is that of `ir.passes.run`. Equal
+        regions are rewritten once by passes that allow it, unless something looks between."""
         bound = [p.on(target) for p in self.passes]
         names = [p.name for p in bound]
         decomposed = len(names) - names[::-1].index("Decompose") if "Decompose" in names else 0
-        stage = 0
 
-        def after(name: str, made: Graph) -> Graph:
-            nonlocal stage
-            out = made if between is None else between(name, made)
-            doubtful = stage == decomposed or out is not made or bound[stage - 1].own
-            if stage >= decomposed > 0 and doubtful:
-                _all_decomposed(out, name)
-            stage += 1
-            return out
+        def some(
+            first: int, last: int, graph: Graph, log: Log, runs: list[PassRun] | None
+        ) -> Graph:
+            """After some of the passes."""
+            stage = first
 
-        return run(bound, graph, log, between=after, runs=runs)
+            def after(name: str, made: Graph) -> Graph:
+                nonlocal stage
+                out = made if between is None else between(name, made)
+                doubtful = stage == decomposed or out is not made or bound[stage - 1].own
+                if stage >= decomposed > 0 and doubtful:
+                    _all_decomposed(out, name)
+                stage += 1
+                return out
+
+            return run(bound[first:last], graph, log, between=after, runs=runs)
+
+        looked_at = between is not None or isinstance(log, RewriteLog)
+        if looked_at or not knobs.regions.get():
+            return some(0, len(bound), graph, log, runs)
+        first = 0
+        for regions, part in groupby(bound, lambda p: p.order.regions):
+            last = first + len(list(part))
+            change = partial(some, first, last)
+            graph = (_by_regions if regions else _whole)(graph, change, log, runs)
+            first = last
+        return graph
+
+
+Change = Callable[[Graph, Log, list[PassRun] | None], Graph]
+
+
+def _whole(graph: Graph, change: Change, log: Log, runs: list[PassRun] | None) -> Graph:
+    return change(graph, log, runs)
+
+
+def _by_regions(graph: Graph, change: Change, log: Log, runs: list[PassRun] | None) -> Graph:
+    """What is said of the graph that the result is made of is passed on, and of no other one."""
+    said, counted = HeldLog(), list[PassRun]()
+
+    def once(short: Graph) -> Graph:
+        nonlocal said, counted
+        said, counted = HeldLog(), []
+        out = change(short, said, counted)
+        whole = 0 if short is graph else len(graph.nodes())
+        counted = [replace(r, whole=whole) for r in counted]
+        return out
+
+    made = by_regions(graph, once)
+    said.release(log)
+    if runs is not None:
+        runs += counted
+    return made
 
 
 def _all_decomposed(graph: Graph, since: str) -> None:

@@ -217,7 +217,7 @@ class _GraphPrinter:
         if isinstance(n.op, Item) and self.names[n.inputs[0]].startswith("%"):
             return f"{self.names[n.inputs[0]]}.{n.op.k}"
         if isinstance(n.op, Constant):
-            return literal_text(n.op.literal)
+            return ("passed " if n.op.passed else "") + literal_text(n.op.literal)
         return f"{operator_text(n.op)}({', '.join(self.names[x] for x in n.inputs)})"
 
     def _comment(self, n: Node) -> str:
@@ -324,6 +324,8 @@ class _GraphReader:
             return self.operand()
         if r.sees("literal"):
             return node(Constant(self.literal()))
+        if r.take("passed"):
+            return node(Constant(self.literal(), passed=True))
         t = r.token
         make = self.operator()
         r.expect("(")

@@ -12,6 +12,7 @@ from typing import Union
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
+from tilewright.llvm.batch import batch_function, batch_tables
 from tilewright.llvm.sizes import DECLARED, Sizes
 
 
@@ -65,6 +66,25 @@ class Together:
     """Kernels that are independent, one per thread: for those that use one thread each."""
 
     calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A call of a batch. It runs as a whole, or as `pieces` of so many elements: `steps` are the
+    bytes from an element to the next of each argument, 0 for one that all share. The kernel takes
+    the number of elements as its one size."""
+
+    call: Call
+    count: int = 0  # elements; 0: as a whole
+    steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Calls that are independent, in one parallel loop over the pieces of all of them."""
+
+    parts: tuple[Part, ...]
+    parallel: bool = True
 
 
 @dataclass(frozen=True)
@@ -126,7 +146,7 @@ class Loop:
     arena: Dim
 
 
-Action = Union[Call, Together, Branch, Loop]
+Action = Union[Call, Together, Batch, Branch, Loop]
 
 # One of several calls; a call is its function, its arguments and its sizes.
 _EACH = """\
@@ -169,6 +189,11 @@ def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
         lines.append("declare void @tw_mark(i64)")
     if any(isinstance(a, Together) for e in entries for a in e.actions):
         lines.append(_EACH)
+    batches = [a for e in entries for a in e.actions if isinstance(a, Batch)]
+    if batches:
+        most = max(len(p.call.args) for a in batches for p in a.parts)
+        shared = any(isinstance(a, Together) for e in entries for a in e.actions)
+        lines.append(batch_function(most, declared=shared))
     for e in entries:
         lines += _Writer(e, marks and e is entries[-1]).lines()
     return "\n".join(lines) + "\n"
@@ -178,6 +203,8 @@ def calls_of(a: Action) -> tuple[Call, ...]:
     """The kernels of an action; those of branches and loops are actions of other entries."""
     if isinstance(a, Together):
         return a.calls
+    if isinstance(a, Batch):
+        return tuple(p.call for p in a.parts)
     return (a,) if isinstance(a, Call) else ()
 
 
@@ -185,6 +212,7 @@ class _Writer(Sizes):
     def __init__(self, e: Entry, marks: bool) -> None:
         super().__init__()
         self.e, self.marks = e, marks
+        self.tables: list[str] = []  # of batches
 
     def lines(self) -> list[str]:
         e = self.e
@@ -203,13 +231,15 @@ class _Writer(Sizes):
                 self.call(a)
             elif isinstance(a, Together):
                 self.together(a)
+            elif isinstance(a, Batch):
+                self.batch(a)
             elif isinstance(a, Branch):
                 self.branch(a)
             else:
                 self.loop(a)
         if self.marks:
             self.line(f"call void @tw_mark(i64 {len(e.actions)})")
-        return [*head, *self.out, "  ret void", "}"]
+        return [*self.tables, *head, *self.out, "  ret void", "}"]
 
     def slot(self, s: Slot) -> str:
         if s.kind == "arena":
@@ -239,6 +269,27 @@ class _Writer(Sizes):
             values += [f"@{c.symbol}", args, sizes]
         self.fill(table, "ptr", values)
         self.line(f"call void @tw_parallel(ptr @tw_each, ptr {table}, i64 {len(t.calls)})")
+
+    def batch(self, b: Batch) -> None:
+        name = f"{self.e.symbol}.b{len(self.tables)}"
+        rows = [
+            (
+                p.call.symbol,
+                p.count,
+                [
+                    (("in", "out", "arena").index(s.kind), s.at, step)
+                    for s, step in zip(p.call.args, p.steps or (0,) * len(p.call.args), strict=True)
+                ],
+            )
+            for p in b.parts
+        ]
+        text, pieces = batch_tables(name, rows)
+        self.tables.append(text)
+        context = self.put("alloca [6 x ptr]")
+        tables = [f"@{name}", f"@{name}.args", f"@{name}.count"]
+        self.fill(context, "ptr", ["%in", "%out", "%arena", *tables])
+        run = "tw_parallel" if b.parallel else "tw_one_by_one"
+        self.line(f"call void @{run}(ptr @tw_piece, ptr {context}, i64 {pieces})")
 
     def branch(self, b: Branch) -> None:
         self.count += 1

@@ -12,6 +12,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from tilewright.base.errors import Invalid, TilewrightError, require
+from tilewright.base.machine import registers_on_request
 from tilewright.llvm.objects import host_cpu
 
 from .elf import read_symbols
@@ -33,6 +34,7 @@ class Library:
     """
 
     def __init__(self, objects: Sequence[bytes], symbols: Mapping[str, int] | None = None):
+        registers_on_request()  # a process that only loads code has not looked at its machine
         exported, needed = _link_names(objects)
         imports = {name: _resolve(name, symbols or {}) for name in needed}
         builder = llvm.JITLibraryBuilder()

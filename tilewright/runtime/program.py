@@ -2,9 +2,10 @@
 may overlap.
 
 Memory is contiguous and row-major. A call in flight owns a frame (argument arrays and an arena);
-frames are reused, so a hot call allocates nothing. Values derived from weights are computed by a
-second program, the prologue, and stored until a weight changes or `refresh` is called; programs
-whose callers know their weights share them (runtime/shared.py).
+frames are reused, so a hot call allocates nothing; large arenas are those of all programs
+(runtime/arenas.py). Values derived from weights are computed by a second program, the prologue, and
+stored until a weight changes or `refresh` is called; programs whose callers know their weights
+share them (runtime/shared.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from tilewright.ir.node import Graph
+from tilewright.runtime.arenas import ARENAS, SHARED
 from tilewright.runtime.memory import aligned, require_room
 from tilewright.runtime.native import NativeKernel
 from tilewright.runtime.program_data import ProgramData
@@ -103,11 +105,13 @@ class Program:
         self.inputs, self.outputs, self.dims = data.inputs, data.outputs, data.dims
         self.arena, self.constants, self.kernels = data.arena, data.constants, data.kernels
         self.weights, self.kept, self.recipes = data.weights, data.kept, data.recipes
+        self.updated = data.updated
         if prologue is None and data.prologue is not None:
             prologue = self._like_this(data.prologue)
         self.prologue = prologue
         self._fixed: list[int] = []  # where the constants are
         self._frames: list[_Frame] = []
+        self._shares = 0  # bytes of its largest arena that was shared
         self._lock = Lock()
         self._load(symbols)
         self._derived: Derived | None = None
@@ -243,11 +247,19 @@ class Program:
             frame.dims[: len(self.dims)] = dims
             size = self.arena_size(dims)
         assert size is not None
-        if frame.size < size:
-            require_room(size, "the arena of a call")
-            frame.memory, frame.arena = aligned(size)
-            frame.size = size
-        self._call(frame.ins, frame.outs, frame.dims, frame.arena)
+        if size >= SHARED:
+            if size > self._shares:
+                self._shares = size
+                ARENAS.join(self, size)
+            arena = ARENAS.take(size)
+            self._call(frame.ins, frame.outs, frame.dims, arena.address)
+            ARENAS.put(arena)
+        else:
+            if frame.size < size:
+                require_room(size, "the arena of a call")
+                frame.memory, frame.arena = aligned(size)
+                frame.size = size
+            self._call(frame.ins, frame.outs, frame.dims, frame.arena)
         found = None
         if self._watched and frame.found[0].value:
             found = [x.value for x in frame.found]
@@ -268,9 +280,11 @@ class Program:
 
     @property
     def held(self) -> int:
-        """Bytes of arenas that are cached for the next calls."""
-        return sum(f.size for f in self._frames)
+        """Bytes of arenas that are cached for the next calls, with those that all programs
+        share."""
+        return sum(f.size for f in self._frames) + ARENAS.held
 
     def trim(self) -> None:
-        """Give back the frames of calls that are over."""
+        """Give back the frames of calls that are over, and the arenas that programs share."""
         self._frames.clear()
+        ARENAS.trim()

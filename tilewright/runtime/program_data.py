@@ -95,6 +95,8 @@ class ProgramData:
     kept: tuple[int, ...] = ()  # weights that calls read themselves
     recipes: tuple[Recipe, ...] = ()  # of the prologue's results
     prologue: ProgramData | None = None
+    # Results, and inputs whose new values they are: a caller may have them at the same address.
+    updated: tuple[tuple[int, int], ...] = ()
 
     def arena_size(self, dims: Mapping[str, int]) -> int:
         """The bytes of a call's arena."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, Protocol
 from weakref import WeakSet, WeakValueDictionary
@@ -25,10 +25,11 @@ from tilewright.runtime.program_data import Recipe
 def recipes_of(prologue: Graph) -> tuple[Recipe, ...]:
     """One per output."""
     position = {n: k for k, n in enumerate(prologue.inputs)}
-    return tuple(_recipe(o, position) for o in prologue.outputs)
+    known: dict[Node, Recipe] = {}  # layers that are alike derive the same of other weights
+    return tuple(_recipe(o, position, known) for o in prologue.outputs)
 
 
-def _recipe(out: Node, position: dict[Node, int]) -> Recipe:
+def _recipe(out: Node, position: dict[Node, int], known: dict[Node, Recipe]) -> Recipe:
     new: dict[Node, Node] = {}
     weights: list[int] = []
     for n in topological((out,)):
@@ -37,7 +38,10 @@ def _recipe(out: Node, position: dict[Node, int]) -> Recipe:
             weights.append(position[n])
         else:
             new[n] = node(n.op, *(new[x] for x in n.inputs))
-    return Recipe.of(new[out], tuple(weights))
+    made = new[out]
+    if made not in known:
+        known[made] = Recipe.of(made, ())
+    return replace(known[made], weights=tuple(weights))
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ _RULES = "tilewright.superopt.fewer"
 
 
 @dataclass(frozen=True)
-class FewerProducts(Pass, before=("Decompose",), rounds=True):
+class FewerProducts(Pass, before=("Decompose",), rounds=True, regions=True):
     """Products of one tensor and of weights become one where they are added up or put together, by
     mined rules, where the estimate of a search says that this is cheaper."""
 

@@ -55,8 +55,9 @@ class Family:
     and not a shared object beside others of its process. `tests` say how a program finds out
     whether the processor has a feature, by LLVM's name of it: words that all have to hold.
     `cpuid:LEAF:SUBLEAF:REGISTER:BIT` and `xcr0:MASK` ask an x86 processor and what its system
-    saves, `hwcap:BIT` and `hwcap2:BIT` what Linux tells every process, `validate:HEX` an engine
-    whether it takes that module, `shared` whether threads may share memory.
+    saves (on request, where Linux wants one), `hwcap:BIT` and `hwcap2:BIT` what Linux tells every
+    process, `validate:HEX` an engine whether it takes that module, `shared` whether threads may
+    share memory.
     """
 
     name: str

@@ -31,7 +31,7 @@ from tilewright.targets import default, x86
 @pytest.fixture(autouse=True)
 def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     default()  # the system gives this process permission before all targets are said to have it
-    monkeypatch.setattr(x86, "_tiles_permitted", lambda: True)
+    monkeypatch.setattr(x86, "registers_on_request", lambda: True)
 
 
 @tw.jit

@@ -414,6 +414,9 @@ def test_not_callable_and_unknown_options() -> None:
     with pytest.raises(Invalid, match="not a bool"):
         wrong: Any = 1
         tw.compile(lambda x: x, strict=wrong)
+    for share in (0, 1.5, True, "half"):
+        with pytest.raises(Invalid, match="above 0 and up to 1"):
+            tw.compile(lambda x: x, activation_memory=share)
 
 
 def test_other_devices_get_a_sentence() -> None:

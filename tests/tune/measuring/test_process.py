@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.graph.build import arg, build, graph, weight
 from tests.tune.measuring.planted import (
     BUG,
     GROUP,
@@ -25,6 +26,15 @@ from tests.tune.measuring.planted import (
     WRONG,
     split,
 )
+from tilewright.base.events import Log
+from tilewright.graph.dots import DotProducts
+from tilewright.graph.fuse import fuse
+from tilewright.graph.pack import PackOperands
+from tilewright.ir.types import bf16
+from tilewright.kernel.group import build_group
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import print_trace
+from tilewright.kernel.text import group_text
 from tilewright.targets import default
 from tilewright.tune.measuring.process import Measuring
 
@@ -77,6 +87,18 @@ def test_steps_that_are_refused_and_unknown(planted: Measuring) -> None:
     assert first.seconds and good.seconds
     assert refused.fault == "refused" and "there is no loop z" in refused.why
     assert unknown.fault == "refused" and "not a step" in unknown.why
+
+
+def test_instructions_of_this_machine_run_there(planted: Measuring) -> None:
+    """A process that only measures has not looked at its machine: registers that the system saves
+    on request, such as those of tiles, are requested by whatever loads code."""
+    g = graph(build.matmul(arg("x", 16, 64, dtype=bf16), weight("w", 64, 32, dtype=bf16)))
+    g = PackOperands.of(default()).apply(DotProducts.of(default()).apply(g, Log()), Log())
+    (c,) = [c for c in fuse(g, default(), Log()).clusters if c.kind == "contract"]
+    group = build_group("product", c.nodes, c.inputs, c.outputs)
+    trace, _ = default_schedule(group, default())
+    first, usual = planted.measure(group_text(group), ["", print_trace(trace)])
+    assert first.seconds and usual.seconds, usual.why
 
 
 def test_a_process_that_cannot_start_says_why() -> None:

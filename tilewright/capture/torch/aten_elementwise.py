@@ -127,6 +127,11 @@ def mul(c: Context, x: Operand, y: Operand) -> Node:
     return c.compute(ops.mul, x, y, wide=True)
 
 
+@aten("prims.fma.default")
+def fma(c: Context, x: Node, y: Node, z: Node) -> Node:
+    return ops.add(ops.mul(x, y), z)
+
+
 @aten("div.Tensor", "div.Scalar", "true_divide.Tensor", "operator.truediv")
 def div(c: Context, x: Operand, y: Operand) -> Node:
     return c.compute(ops.div, x, y, to_float=True, wide=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ def _part_of(starts: Node, n: Dim) -> Node:
     return ops.sub(ops.slice(ops.cumsum(marks, 0), 0, 0, n), ops.full((), 1, i64))
 
 
-def _reduced(x: Node, part: Node, parts: Dim, how: str, first: float) -> Node:
+def _reduced(x: Node, part: Node, parts: Dim, how: str, first: Any) -> Node:
     """Rows of x combined by the part that they are of, from a first value on."""
     start = ops.full((parts, *x.shape[1:]), first, x.dtype)
     index = ops.expand(ops.reshape(part, (x.shape[0], *[1] * (x.rank - 1))), x.shape)
@@ -63,9 +62,6 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Node | None, ...]:
-    users = [u.args[1] for u in c.fx.users if u.target is operator.getitem]
-    if len(users) != len(c.fx.users) or any(k != 0 for k in users):
-        raise Untranslated("what its gradient needs has no native form")
     parts = c.out(0).shape[0]
     if indices.rank != 1 or not isinstance(indices.shape[0], int) or D.known_eq(parts, 0):
         raise Untranslated("bags whose number only data says have no native form")
@@ -87,17 +83,41 @@ def embedding_bag(
         shown = ops.reshape(real, (*real.shape, 1))
         rows = ops.where(shown, rows, ops.full((), _NEUTRAL[how], rows.dtype))
     out = _reduced(rows, part, parts, how, _NEUTRAL[how])
+    count = _reduced(counted, part, parts, "add", 0.0)
+    taken = _taken(indices, rows, out, part, parts) if mode == 2 else None
+    sizes = cast(count, i64)
     if mode != 0:
-        count = ops.reshape(_reduced(counted, part, parts, "add", 0.0), (parts, 1))
+        count = ops.reshape(count, (parts, 1))
         one, zero = (ops.full((), k, weight.dtype) for k in (1, 0))
         some = ops.gt(count, zero)
         out = ops.div(out, ops.maximum(count, one)) if mode == 1 else ops.where(some, out, zero)
-    # The others have a type and no reader.
-    rest = [
-        ops.full(c.out(k).shape, 0, c.out(k).dtype) if isinstance(v, torch.Tensor) else None
-        for k, v in enumerate(c.val)
-    ]
-    return (out, *rest[1:])
+    # What gradients read: the bag of each index, how many each has, and which were the largest.
+    # Of some kinds of bags torch announces nothing, or a part that nobody reads.
+    kept: list[Node | None] = [None]
+    for k, found in enumerate((part, sizes, taken), start=1):
+        if not isinstance(c.val[k], torch.Tensor):
+            kept.append(None)
+            continue
+        want = c.out(k)
+        if found is not None and found.shape == want.shape:
+            kept.append(cast(found, want.dtype))
+        else:
+            kept.append(ops.full(want.shape, 0, want.dtype))
+    return (out, *kept[1:])
+
+
+def _taken(indices: Node, rows: Node, out: Node, part: Node, parts: Dim) -> Node:
+    """For each bag and column: the index of the first row that has the largest value; 0 where the
+    bag is empty."""
+    n = indices.shape[0]
+    best = ops.eq(rows, ops.take(out, part, 0, "within"))
+    place = ops.expand(ops.reshape(ops.iota(n), (n, 1)), rows.shape)
+    none = ops.full((), n, i64)
+    first = _reduced(ops.where(best, place, none), part, parts, "min", n)
+    some = ops.lt(first, none)
+    flat = ops.reshape(ops.where(some, first, ops.full((), 0, i64)), (-1,))
+    found = ops.reshape(ops.take(cast(indices, i64), flat, 0, "within"), first.shape)
+    return ops.where(some, found, ops.full((), 0, i64))
 
 
 @aten("segment_reduce.default")

@@ -87,7 +87,8 @@ class HostCall:
     place: Place | None
     why: str
     check: bool = False  # looks at a native result and raises; computes nothing
-    trim: bool = False  # reads a size that native code computed; computes nothing either
+    trim: bool = False  # reads a number that native code computed; computes nothing either
+    library: str = ""  # the library's routines that it calls, for what is theirs (`lapack.py`)
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Captured:
 
     @property
     def host_calls(self) -> tuple[HostCall, ...]:
-        """Operators that run in eager."""
+        """What torch runs between segments, but for checks."""
         return tuple(s for s in self.steps if isinstance(s, HostCall) and not s.check)
 
     @property

@@ -147,7 +147,8 @@ class Context:
             self._elsewhere = seed, ops.add(number, ops.full((), 1, i64))
             return seed, ops.shl(number, ops.full((), 32, i64))
         self._drawn += 1
-        return seed, ops.full((), self._drawn << 32, i64)
+        # Read from memory: layers differ in it, and their kernels are the same otherwise.
+        return seed, constant(self._drawn << 32, i64, passed=True)
 
     def next_stream(self) -> tuple[Node, Node]:
         """The seed and the number of the stream that is drawn from next."""

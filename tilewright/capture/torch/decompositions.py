@@ -10,6 +10,8 @@ import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._decomp.decompositions import _grid_sampler_2d
 
+from tilewright.capture.torch.composed import compositions
+from tilewright.capture.torch.foreach import for_each, of_numbers
 from tilewright.capture.torch.recurrent import as_scans
 
 # Decomposed by torch's core table, but defined as a whole in ops/: not decomposed here, so that
@@ -55,12 +57,14 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         for overload in _overloads(name):
             if overload in decomposition_table:
                 table.setdefault(overload, decomposition_table[overload])
+    for op, function in compositions().items():
+        table[op] = function
     for op in as_scans():  # what they are depends on when they are looked at
         table.pop(op, None)
-    aten = torch.ops.aten
-    table[aten.native_batch_norm_backward.default] = _by_own_statistics
-    table[aten.grid_sampler_2d.default] = _sampled
-    return table
+    table[torch.ops.aten.native_batch_norm_backward.default] = _by_own_statistics
+    table |= for_each()
+    table[torch.ops.aten.grid_sampler_2d.default] = _sampled
+    return table | of_numbers(table)
 
 
 def _sampled(x: Any, grid: Any, mode: int = 0, padding: int = 0, corners: bool = False) -> Any:

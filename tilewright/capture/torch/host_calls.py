@@ -14,7 +14,8 @@ from tilewright.capture.torch.asserts import NOT_SO, size_check
 from tilewright.capture.torch.captured import Argument, Filled, HostCall, Returned, Slot
 from tilewright.capture.torch.context import Context
 from tilewright.capture.torch.dtypes import FROM_COMPLEX, real_dtype
-from tilewright.capture.torch.facts import is_mutable, is_ordered, is_plain, python_type
+from tilewright.capture.torch.facts import CPU, is_mutable, is_ordered, is_plain, python_type
+from tilewright.capture.torch.lapack import routines
 from tilewright.capture.torch.launches import Launch, kernel_name, strides_of
 from tilewright.capture.torch.layout import contiguous, read_slot
 from tilewright.capture.torch.operands import is_result, operand, view_of_input
@@ -35,6 +36,7 @@ def trimmed(axis: int, count: torch.Tensor, *found: torch.Tensor) -> tuple[Any, 
 
 
 CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default
+READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 
 
 class HostCalls:
@@ -107,6 +109,8 @@ class HostCalls:
             returned=returned,
             place=place_of(n),
             why=why,
+            trim=n.target is READ_NUMBER,
+            library=routines(n.target) if self.context.device == CPU else "",
         )
         pending = PendingHost(call, label, tuple(operands), frozenset(binds), is_ordered(n))
         self.pending.append(pending)

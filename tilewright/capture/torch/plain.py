@@ -7,8 +7,9 @@ nothing of the kind, one run that writes down the operators gives the same graph
 
 from __future__ import annotations
 
+import math
 import operator
-from itertools import takewhile
+from bisect import bisect_left
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def plain_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     if context is None or not inputs or not all(map(_is_plain, inputs)):
         return None
     changing = _changing(gm)
-    if changing is None or not all(_is_last(n, gm) for n in changing):
+    if changing is None or not _are_last(changing, gm):
         return None
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         return None
@@ -115,9 +116,44 @@ def _changing(gm: torch.fx.GraphModule) -> list[torch.fx.Node] | None:
     return found
 
 
-def _is_last(n: torch.fx.Node, gm: torch.fx.GraphModule) -> bool:
-    """Is what a call changes of its own kind, and read by nobody afterwards but through its
-    result?"""
+def _are_last(changing: list[torch.fx.Node], gm: torch.fx.GraphModule) -> bool:
+    """Is what each call changes of its own kind, made here, and read by nobody afterwards but
+    through its result?"""
+    if not changing:
+        return True
+    memory = _Memory(gm)
+    return all(_keeps_kind(n) and memory.is_free_after(n) for n in changing)
+
+
+class _Memory:
+    """Who holds which memory until when, in one walk over a graph."""
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        nodes = list(gm.graph.nodes)
+        self.at = {n: k for k, n in enumerate(nodes)}
+        last = dict.fromkeys(nodes, -1)
+        for n in nodes:
+            last.update(dict.fromkeys(n.all_input_nodes, self.at[n]))
+        # Of each storage: where holders are, and until when those up to there are read.
+        self.holders: dict[int, tuple[list[int], list[float]]] = {}
+        for k, n in enumerate(nodes):
+            until = math.inf if n.op == "placeholder" else last[n]
+            for place in {_storage(x) for x in _tensors(n.meta.get("example_value"))}:
+                at, read = self.holders.setdefault(place, ([], []))
+                at.append(k)
+                read.append(max(until, read[-1] if read else -1))
+
+    def is_free_after(self, n: torch.fx.Node) -> bool:
+        """Was what a call changes made in this graph, and does nobody read it later by the names
+        that it had before?"""
+        before = n.args[0]
+        assert isinstance(before, torch.fx.Node)
+        at, read = self.holders[_storage(before.meta["example_value"])]
+        return read[bisect_left(at, self.at[n]) - 1] <= self.at[n]
+
+
+def _keeps_kind(n: torch.fx.Node) -> bool:
+    """Is what a call changes a plain tensor of the result's dtype and shape?"""
     before, after = n.args[0], n.meta.get("example_value")
     if not isinstance(before, torch.fx.Node) or not isinstance(after, FakeTensor):
         return False
@@ -125,15 +161,7 @@ def _is_last(n: torch.fx.Node, gm: torch.fx.GraphModule) -> bool:
     others = [x.meta.get("example_value") if isinstance(x, torch.fx.Node) else x for x in n.args]
     if not isinstance(was, FakeTensor) or not _is_plain(was):
         return False
-    if not all(_fits(x, was) for x in others[1:]):
-        return False
-    place, nodes = _storage(was), iter(gm.graph.nodes)
-    holders = set[torch.fx.Node]()
-    for m in takewhile(lambda m: m is not n, nodes):
-        if any(_storage(x) == place for x in _tensors(m.meta.get("example_value"))):
-            holders.add(m)
-    changed = any(m.op == "placeholder" for m in holders)
-    return not changed and all(holders.isdisjoint(m.all_input_nodes) for m in nodes)
+    return all(_fits(x, was) for x in others[1:])
 
 
 def _tensors(x: Any) -> list[torch.Tensor]:

@@ -8,7 +8,8 @@ the state (`torch.ops.higher_order.scan`), which has gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from contextvars import Context
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -54,22 +55,35 @@ def _lstm(
 
 
 def _direction(
-    cell: Cell, x: torch.Tensor, states: Tensors, params: Tensors, biases: bool, back: bool
+    cell: Cell,
+    x: torch.Tensor,
+    states: Tensors,
+    params: Tensors,
+    biases: bool,
+    back: bool,
+    inside: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """(results at all positions, last states) of one layer in one direction."""
+    """(results at all positions, last states) of one layer in one direction. `inside`: of sequences
+    with lengths of their own, whether a position is one of theirs: others leave states alone."""
     w_input, w_state, *rest = params
     bias, own = (rest[0], [w_state, *rest[1:]]) if biases else (None, [w_state, *rest])
     products = linear(x, w_input, bias)
-    products = products.flip(0) if back else products
-    count = len(states)
+    sliced = [products] if inside is None else [products, inside]
+    sliced = [s.flip(0) for s in sliced] if back else sliced
+    count, fixed = len(states), len(states) + len(sliced)
 
     def step(*args: torch.Tensor) -> list[torch.Tensor]:
-        new = cell(args[:count], args[count], args[count + 1 :])
+        new = cell(args[:count], args[count], args[fixed:])
+        shown = new[0]
+        if inside is not None:
+            own = args[count + 1]
+            new = [torch.where(own, n, s) for n, s in zip(new, args, strict=False)]
+            shown = torch.where(own, new[0], 0.0)
         # Results of a scan are tensors of their own, also beside what its gradient keeps.
-        return [*(s.clone() for s in new), new[0].clone()]
+        return [*(s.clone() for s in new), shown.clone()]
 
     first = [s.clone(memory_format=torch.contiguous_format) for s in states]
-    *last, whole = scan_op(step, first, [products], tuple(own))
+    *last, whole = scan_op(step, first, sliced, tuple(own))
     return (whole.flip(0) if back else whole), last
 
 
@@ -84,6 +98,7 @@ def _layers(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    inside: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """All layers. `hx`: of each state, those of all layers and directions."""
     directions = 2 if bidirectional else 1
@@ -95,7 +110,7 @@ def _layers(
         for d in range(directions):
             k = layer * directions + d
             own, states = params[k * each : (k + 1) * each], [s[k] for s in hx]
-            whole, last = _direction(cell, x, states, own, has_biases, d == 1)
+            whole, last = _direction(cell, x, states, own, has_biases, d == 1, inside)
             made.append(whole)
             lasts.append(last)
         x = torch.cat(made, 2) if bidirectional else made[0]
@@ -146,6 +161,47 @@ _CELLS: dict[OpOverload, Cell | None] = {
 }
 
 
+_MODES: dict[str, Cell | None] = {
+    "LSTM": None,
+    "GRU": _gru,
+    "RNN_TANH": _simple(torch.tanh),
+    "RNN_RELU": _simple(torch.relu),
+}
+_PACKED = (
+    "packed_recurrent(str mode, Tensor x, Tensor lengths, Tensor[] hx, Tensor[] params, "
+    "bool has_biases, int num_layers, float dropout, bool train, bool bidirectional) -> Tensor[]"
+)
+LIBRARY = torch.library.Library("tilewright", "DEF")
+
+
+def define_packed(inside: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+    """An operator: recurrent layers over padded sequences [steps, sequences, …] of given lengths.
+    Gives results at all positions, 0 beyond the end of a sequence, and the last states of each."""
+
+    def packed_recurrent(
+        mode: str,
+        x: torch.Tensor,
+        lengths: torch.Tensor,
+        hx: Tensors,
+        params: Tensors,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> list[torch.Tensor]:
+        if get_proxy_mode() is None:
+            return list(_shapes(x, hx, params, bidirectional))
+        projected = len(hx) > 1 and hx[0].shape[2] != hx[1].shape[2]
+        cell = _MODES[mode] or partial(_lstm, projected=projected)
+        own = inside(lengths, x.shape[0]).unsqueeze(2)
+        rest = has_biases, num_layers, dropout, train, bidirectional, False
+        return list(_layers(cell, x, hx, params, *rest, own))
+
+    LIBRARY.define(_PACKED)
+    LIBRARY.impl("packed_recurrent", packed_recurrent, "CompositeImplicitAutograd")
+
+
 def as_scans() -> dict[OpOverload, Callable[..., Any]]:
     """Each layer's operator as scans, for tables of decompositions."""
     return {op: partial(_written_as_scans, cell, _theirs(op)) for op, cell in _CELLS.items()}
@@ -159,6 +215,10 @@ _lock = Lock()
 _inside = 0  # captures under way, of all threads
 _before: dict[OpOverload, dict[Any, Any]] = {}
 _allowed = dynamo_config.patch(allow_rnn=True)
+# In newer versions of torch each thread has settings of its own, so each capture makes this one; in
+# older ones they are everyone's.
+with _allowed:
+    _own_settings = not Context().run(lambda: dynamo_config.allow_rnn)
 
 
 @contextmanager
@@ -169,19 +229,22 @@ def recurrent_layers() -> Iterator[None]:
     global _inside
     with _lock:
         _inside += 1
-        if _inside == 1:
+        if _inside == 1 and not _own_settings:
             _allowed.__enter__()
+        if _inside == 1:
             for op, cell in _CELLS.items():
                 kernels = _before[op] = dict(op.py_kernels)
                 new = {key: partial(_written_as_scans, cell, kernels[key]) for key in _KEYS}
                 _replace(op, kernels | new)
     try:
-        yield
+        with dynamo_config.patch(allow_rnn=True) if _own_settings else nullcontext():
+            yield
     finally:
         with _lock:
             _inside -= 1
-            if _inside == 0:
+            if _inside == 0 and not _own_settings:
                 _allowed.__exit__(None, None, None)
+            if _inside == 0:
                 for op, kernels in _before.items():
                     _replace(op, kernels)
                 _before.clear()

@@ -593,19 +593,6 @@ static const uint64_t tw__start[8] = {
   0x510e527fade682d1u, 0x9b05688c2b3e6c1fu, 0x1f83d9abfb41bd6bu, 0x5be0cd19137e2179u,
 };
 
-static const unsigned char tw__order[10][16] = {
-  {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
-  {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
-  {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4},
-  {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
-  {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13},
-  {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
-  {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11},
-  {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
-  {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5},
-  {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
-};
-
 #define TW__TURN(x, n) (((x) >> (n)) | ((x) << (64 - (n))))
 #define TW__MIX(a, b, c, d, x, y)                                                        \
   do {                                                                                   \
@@ -613,29 +600,50 @@ static const unsigned char tw__order[10][16] = {
     a += b + (y); d ^= a; d = TW__TURN(d, 16); c += d; b ^= c; b = TW__TURN(b, 63);      \
   } while (0)
 
+/* The words of a block in the order in which a round mixes them in. */
+#define TW__ROUND(a, b, c, d, e, f, g, h_, i_, j, k, l, m_, n, o, p)   \
+  do {                                                                 \
+    TW__MIX(v0, v4, v8, v12, m[a], m[b]);                              \
+    TW__MIX(v1, v5, v9, v13, m[c], m[d]);                              \
+    TW__MIX(v2, v6, v10, v14, m[e], m[f]);                             \
+    TW__MIX(v3, v7, v11, v15, m[g], m[h_]);                            \
+    TW__MIX(v0, v5, v10, v15, m[i_], m[j]);                            \
+    TW__MIX(v1, v6, v11, v12, m[k], m[l]);                             \
+    TW__MIX(v2, v7, v8, v13, m[m_], m[n]);                             \
+    TW__MIX(v3, v4, v9, v14, m[o], m[p]);                              \
+  } while (0)
+
+/* One variable for each word: compilers keep them in registers even where they optimize little. */
 static void tw__compress(uint64_t *h, const unsigned char *block, uint64_t count, int last) {
-  uint64_t v[16], m[16];
-  int i, r;
-  for (i = 0; i < 8; i++) { v[i] = h[i]; v[i + 8] = tw__start[i]; }
-  v[12] ^= count;
-  if (last) v[14] = ~v[14];
-  for (i = 0; i < 16; i++) {
-    int k;
-    m[i] = 0;
-    for (k = 7; k >= 0; k--) m[i] = m[i] << 8 | block[8 * i + k];
-  }
-  for (r = 0; r < 12; r++) {
-    const unsigned char *s = tw__order[r % 10];
-    TW__MIX(v[0], v[4], v[8], v[12], m[s[0]], m[s[1]]);
-    TW__MIX(v[1], v[5], v[9], v[13], m[s[2]], m[s[3]]);
-    TW__MIX(v[2], v[6], v[10], v[14], m[s[4]], m[s[5]]);
-    TW__MIX(v[3], v[7], v[11], v[15], m[s[6]], m[s[7]]);
-    TW__MIX(v[0], v[5], v[10], v[15], m[s[8]], m[s[9]]);
-    TW__MIX(v[1], v[6], v[11], v[12], m[s[10]], m[s[11]]);
-    TW__MIX(v[2], v[7], v[8], v[13], m[s[12]], m[s[13]]);
-    TW__MIX(v[3], v[4], v[9], v[14], m[s[14]], m[s[15]]);
-  }
-  for (i = 0; i < 8; i++) h[i] ^= v[i] ^ v[i + 8];
+  uint64_t m[16], v0 = h[0], v1 = h[1], v2 = h[2], v3 = h[3], v4 = h[4], v5 = h[5], v6 = h[6];
+  uint64_t v7 = h[7], v8 = tw__start[0], v9 = tw__start[1], v10 = tw__start[2], v11 = tw__start[3];
+  uint64_t v12 = tw__start[4] ^ count, v13 = tw__start[5], v14 = tw__start[6], v15 = tw__start[7];
+  int i;
+  if (last) v14 = ~v14;
+  for (i = 0; i < 16; i++, block += 8)
+    m[i] = (uint64_t)block[0] | (uint64_t)block[1] << 8 | (uint64_t)block[2] << 16 |
+           (uint64_t)block[3] << 24 | (uint64_t)block[4] << 32 | (uint64_t)block[5] << 40 |
+           (uint64_t)block[6] << 48 | (uint64_t)block[7] << 56;
+  TW__ROUND(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  TW__ROUND(14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3);
+  TW__ROUND(11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4);
+  TW__ROUND(7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8);
+  TW__ROUND(9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13);
+  TW__ROUND(2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9);
+  TW__ROUND(12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11);
+  TW__ROUND(13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10);
+  TW__ROUND(6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5);
+  TW__ROUND(10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0);
+  TW__ROUND(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  TW__ROUND(14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3);
+  h[0] ^= v0 ^ v8;
+  h[1] ^= v1 ^ v9;
+  h[2] ^= v2 ^ v10;
+  h[3] ^= v3 ^ v11;
+  h[4] ^= v4 ^ v12;
+  h[5] ^= v5 ^ v13;
+  h[6] ^= v6 ^ v14;
+  h[7] ^= v7 ^ v15;
 }
 
 /* Is this the checksum, in 64 hexadecimal digits? */
@@ -1171,38 +1179,76 @@ static int tw__describe(tw_package *p) {
 #define TW__MACHINE "another one"
 #endif
 
+#if defined(__x86_64__)
+/* Registers of tiles, bit 18, are saved for processes that requested them: arch_prctl, in Linux. */
+static int tw__tiles_permitted(void) {
+#if defined(__linux__)
+  long code = 158;
+  __asm__ volatile("syscall" : "+a"(code) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+  return code == 0;
+#else
+  return 0;
+#endif
+}
+#endif
+
+#define TW__ASKED 16
+
+/* What the processor answered so far: a virtual machine leaves it to its host, which takes as long
+   as all the rest of opening a package if each feature asks again. */
+typedef struct {
+  unsigned leaf[TW__ASKED], sub[TW__ASKED], r[TW__ASKED][4];
+  int count;
+} tw__answers;
+
+#if defined(__x86_64__)
+static const unsigned *tw__ask(tw__answers *a, unsigned leaf, unsigned sub) {
+  int k;
+  for (k = 0; k < a->count; k++)
+    if (a->leaf[k] == leaf && a->sub[k] == sub) return a->r[k];
+  if (k == TW__ASKED) k--; /* more than any processor needs: the last one is asked again */
+  memset(a->r[k], 0, sizeof a->r[k]);
+  __get_cpuid_count(leaf, sub, &a->r[k][0], &a->r[k][1], &a->r[k][2], &a->r[k][3]);
+  a->leaf[k] = leaf;
+  a->sub[k] = sub;
+  a->count = k + 1;
+  return a->r[k];
+}
+#endif
+
 /* One word of a feature's test, such as "cpuid:7:0:ebx:5" or "hwcap:20"; unknown ones fail. */
-static int tw__holds(const char *word) {
+static int tw__holds(tw__answers *answers, const char *word) {
   unsigned long bit;
 #if defined(__x86_64__)
-  unsigned leaf, sub, r[4] = {0, 0, 0, 0}, low, high;
+  unsigned leaf, sub, low, high;
   unsigned long long mask;
   char reg[4];
   if (sscanf(word, "cpuid:%u:%u:%3[a-z]:%lu", &leaf, &sub, reg, &bit) == 4) {
     const char *names[4] = {"eax", "ebx", "ecx", "edx"};
     int k = 0;
-    if (!__get_cpuid_count(leaf, sub, &r[0], &r[1], &r[2], &r[3]) || bit > 31) return 0;
     while (k < 4 && strcmp(reg, names[k])) k++;
-    return k < 4 && (r[k] >> bit & 1);
+    return k < 4 && bit < 32 && (tw__ask(answers, leaf, sub)[k] >> bit & 1);
   }
   if (sscanf(word, "xcr0:%llu", &mask) == 1) {
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return ((((unsigned long long)high << 32) | low) & mask) == mask;
+    if (((((unsigned long long)high << 32) | low) & mask) != mask) return 0;
+    return !(mask >> 18 & 1) || tw__tiles_permitted();
   }
 #elif defined(__linux__)
   if (sscanf(word, "hwcap:%lu", &bit) == 1) return bit < 64 && getauxval(16) >> bit & 1;
   if (sscanf(word, "hwcap2:%lu", &bit) == 1) return bit < 64 && getauxval(26) >> bit & 1;
 #endif
+  (void)answers;
   (void)word;
   (void)bit;
   return 0;
 }
 
-static int tw__has(const char *test) {
+static int tw__has(tw__answers *answers, const char *test) {
   char word[64];
   int used;
   while (sscanf(test, " %63s%n", word, &used) == 1) {
-    if (!tw__holds(word)) return 0;
+    if (!tw__holds(answers, word)) return 0;
     test += used;
   }
   return 1;
@@ -1213,6 +1259,8 @@ static int tw__choose(tw_package *p, int *chosen) {
   int levels = tw__find(p, 0, "levels", TW__LIST), k, f;
   char others[200] = "", missing[200] = "";
   const char *least = NULL;
+  tw__answers answers;
+  answers.count = 0;
   *chosen = -1;
   if (levels < 0 || p->nodes[levels].child < 0) return tw__lacks(p, "levels");
   for (k = p->nodes[levels].child; k >= 0; k = p->nodes[k].next) {
@@ -1229,7 +1277,7 @@ static int tw__choose(tw_package *p, int *chosen) {
     for (f = p->nodes[features].child; f >= 0; f = p->nodes[f].next) {
       n = strlen(missing);
       if (p->nodes[f].type != TW__STRING) return tw__lacks(p, "the test of a feature");
-      if (!tw__has(p->nodes[f].text))
+      if (!tw__has(&answers, p->nodes[f].text))
         snprintf(missing + n, sizeof missing - n, "%s%s", n ? ", " : "", p->nodes[f].key);
     }
     if (!missing[0]) {

@@ -104,6 +104,11 @@ class Explanation:
         return self.of("fallback")
 
     @property
+    def library_calls(self) -> tuple[Event, ...]:
+        """Operators that programs call a library for, by the names of its routines."""
+        return self.of("library")
+
+    @property
     def graph_breaks(self) -> tuple[Event, ...]:
         return self.of("graph-break")
 
@@ -137,6 +142,7 @@ class Explanation:
             sum(parts.values()),
             eager_operators(self.events),
             problems_of(self.events),
+            len(self.library_calls),
             tuple(sorted(worst, key=lambda r: -r.lost)[:SHOWN]),
         )
 
@@ -250,17 +256,20 @@ class Explanation:
             (what, e)
             for kind, what in (
                 ("fallback", "fallback"),
+                ("library", "library call"),
                 ("graph-break", "graph break"),
                 ("recompile", "recompile"),
                 ("specialise", "specialisation"),
+                ("kept", "kept for the gradient"),
                 ("check", "checked at each call"),
             )
             for e in self.of(kind)
         ]
-        if not self.programs:
+        if not self.programs and not self.library_calls:
             yield Text("no native code: all of it runs in eager")
         elif not self.fallbacks:
-            yield Text("no fallbacks: everything above runs as native code")
+            rest = ", but for library calls" if self.library_calls else ""
+            yield Text(f"no fallbacks: everything above runs as native code{rest}")
         if rows:
             table = new_table("what", "why", "where")
             for what, e in rows:
@@ -400,6 +409,11 @@ def _passes(runs: Sequence[PassRun]) -> Iterator[Any]:
             table.add_row(r.text, f"{r.before} → {r.after}", str(r.changed), f"{r.seconds:.3f}")
     if table.row_count:
         yield table
+    if short := next((r for r in runs if r.whole), None):
+        yield Text(
+            f"  counted on {short.before} of {count(short.whole, 'node')}: "
+            "of equal regions, a few were rewritten for all"
+        )
     idle = [r.text for r in runs if not r.changed and r.before == r.after]
     if idle:
         yield Text(f"  no change by {', '.join(idle)}")

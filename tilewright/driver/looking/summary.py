@@ -53,6 +53,7 @@ class Summary:
     native: int  # operators that were captured and compiled
     eager: int  # operators that were captured and run in eager
     problems: tuple[Problem, ...]
+    library: int = 0  # operators that are calls of a library, by name
     worst: tuple[Roofed, ...] = ()
 
     @property
@@ -65,7 +66,11 @@ class Summary:
             "whole": self.whole,
             "programs": self.programs,
             "kernels": self.kernels,
-            "operators": {"native": self.native, "captured": self.native + self.eager},
+            "operators": {
+                "native": self.native,
+                "library": self.library,
+                "captured": self.native + self.library + self.eager,
+            },
             "problems": [p.facts() for p in self.problems],
             "worst_kernels": [
                 {
@@ -97,15 +102,17 @@ class Summary:
             )
 
     def _compiled(self) -> str:
-        if not self.programs:
+        if not self.programs and not self.library:
             return "compiled: nothing"
         made = f"compiled: {count(self.programs, 'program')}, {count(self.kernels, 'kernel')}"
-        total = self.native + self.eager
-        return f"{made}, {self.native} of {count(total, 'captured operator')}"
+        total = self.native + self.library + self.eager
+        called = f" and {count(self.library, 'library call')}" if self.library else ""
+        return f"{made}, {self.native}{called} of {count(total, 'captured operator')}"
 
     def _broken(self) -> str:
         if not self.problems:
-            return "nothing broke" if self.programs else "no operator of torch was captured"
+            captured = self.programs or self.library
+            return "nothing broke" if captured else "no operator of torch was captured"
         counts = [
             count(n, name)
             for kind, name in _KINDS.items()

@@ -112,12 +112,15 @@ def _joined(some: list[Cluster], rows: list[tuple[int, ...]]) -> dict[Cluster, A
     try:
         general = _rebuilt(first, iter(known))
         out: dict[Cluster, AnySize] = {}
+        known: dict[tuple[int, ...], AnySize] = {}
         for k, c in enumerate(some):
-            sizes = {name: column[k] // gcd(*column) for column, name in names.items()}
-            own = _graph(_rebuilt(c, iter(rows[k])))
-            if specialise(_graph(general), sizes).outputs != own.outputs:
-                return {}
-            out[c] = AnySize(general, sizes)
+            if rows[k] not in known:
+                sizes = {name: column[k] // gcd(*column) for column, name in names.items()}
+                own = _graph(_rebuilt(c, iter(rows[k])))
+                if specialise(_graph(general), sizes).outputs != own.outputs:
+                    return {}
+                known[rows[k]] = AnySize(general, sizes)
+            out[c] = known[rows[k]]
     except TilewrightError:  # an operator that takes constant sizes only
         return {}
     return out

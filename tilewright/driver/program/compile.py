@@ -21,17 +21,19 @@ from typing import TYPE_CHECKING
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
 from tilewright.driver.program.any_size import AnySize, for_any_size
+from tilewright.driver.program.batched import Batches
 from tilewright.driver.program.code import Code, code_for, code_kinds
 from tilewright.driver.program.compilers import Compilers, Kernel
 from tilewright.driver.program.control import action_of, control_of, literals_in
 from tilewright.driver.program.default_passes import chosen_passes
-from tilewright.driver.program.distinct import Distinct
+from tilewright.driver.program.distinct import Distinct, structure
 from tilewright.driver.program.kernel_process import Answer, KernelProcess, Request, Scheduled
 from tilewright.driver.program.kernel_server import CHOOSERS, scheduled
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.phases import Phases
 from tilewright.driver.program.program_cache import RecordingLog, record
 from tilewright.driver.program.schedules import (
+    Numbers,
     Schedules,
     by_first_use,
     group_of,
@@ -60,6 +62,7 @@ from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.llvm.entry import (
     Action,
+    Batch,
     Call,
     Entry,
     Slot,
@@ -96,7 +99,7 @@ def prepare(
     stages = stages or Stages()
     pipeline = chosen_passes(options.passes, target, options.precision)
     pipeline = chosen_passes(stages.pipeline(pipeline), target, options.precision)
-    return pipeline.run(graph, target, log, stages.graph, runs)
+    return pipeline.run(graph, target, log, stages.graph if stages.active else None, runs)
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ def compiled(
         always = Builder(*common, code, stages, by)
         if by is options.choose:  # one of the user's own decides about every kernel
             always.recorded = Recorded()
-        always.begin(parts.main, len(graph.inputs), graph.inputs)
+        always.begin(parts.main, len(graph.inputs), graph.inputs, dict(options.updates))
         builders = [b for b in (once, always) if b is not None]
         with phases("kernels"):
             compilers.finish()
@@ -250,9 +253,17 @@ class Builder:
         self.at_once = not by.alone and not stages.active
         self.trials = Trials(by, compilers, code, target, log) if isinstance(by, Picker) else None
         self.image = b""  # of the entry
+        self.updated: tuple[tuple[int, int], ...] = ()
 
-    def begin(self, graph: Graph, given: int, order: Sequence[Node] = ()) -> None:
-        """`given` inputs come from the caller; then constants, then what the prologue folds."""
+    def begin(
+        self,
+        graph: Graph,
+        given: int,
+        order: Sequence[Node] = (),
+        updates: Mapping[int, int] | None = None,
+    ) -> None:
+        """`given` inputs come from the caller; then constants, then what the prologue folds.
+        `updates`: see Options."""
         own = list(order or graph.inputs)
         own = own[:given]
         folded = [n for n in graph.inputs if n not in own]
@@ -263,7 +274,9 @@ class Builder:
         inputs |= {n: given + len(literals) + k for k, n in enumerate(folded)}
         symbol = f"tw_{hashlib.sha256(graph.name.encode()).hexdigest()[:8]}"
         with self.phases("fusion and memory"):
-            _, self.arena = self.entry(graph, symbol, inputs)
+            new = {at: own[k] for at, k in (updates or {}).items()}
+            _, self.arena = self.entry(graph, symbol, inputs, updates=new)
+        self.updated = tuple((at, own.index(x)) for at, x in self.plan.updated)
         with self.phases("kernels"):
             if not self.at_once:
                 self._compile(list(self.kernels.values()))
@@ -287,6 +300,7 @@ class Builder:
             (*(k.image for k in self.kernels.values()), self.image),
             tuple(map(Stored.of, self.literals)),
             tuple(k.info() for k in self.kernels.values()),
+            updated=self.updated,
         )
 
     def loaded(self, data: ProgramData, prologue: Program | None = None) -> Program:
@@ -301,19 +315,21 @@ class Builder:
         symbol: str,
         inputs: dict[Node, int],
         overwritten: Mapping[Node, int] | None = None,
+        updates: Mapping[int, Node] | None = None,
     ) -> tuple[Entry, Dim]:
         fused = fuse(graph, self.target, self.log)
-        p = plan(fused, overwritten)
+        p = plan(fused, overwritten, updates)
         self.fused, self.plan = fused, p
         where = Where(p, inputs, self.constants)
-        one_thread = Roofline(replace(self.target, cores=1))
         dims = tuple(sorted(graph_symbols(fused.graph)))
         actions: list[Action] = []
         symbols: dict[Cluster, str] = {}
         extra: Dim = 0
         clusters = [by_first_use(c) for c in fused.clusters]
         sized = for_any_size([c for c in clusters if _apart(c, p)]) if self.any_size else {}
-        for c in clusters:
+        batches = Batches(self, fused, p, where, sized)
+        for some in batches.of(clusters):
+            c = some[0]
             flow = control_of(c)
             if flow is not None:
                 inner = f"{symbol}_{len(actions)}"
@@ -323,15 +339,9 @@ class Builder:
                 continue
             if all(o.ttype.size == 0 for o in c.outputs):
                 continue
-            k, ins = self._kernel(c, fused, p, sized.get(c))
-            symbols[c] = k.symbol
-            args = (*(where(x) for x in ins), *(where(o) for o in c.outputs))
-            sizes = tuple(nbytes(x.ttype) for x in (*ins, *c.outputs))
-            given = sized[c].sizes if c in sized else {}
-            dims_given = tuple(given.get(d, d) for d in k.dims)
-            actions.append(Call(k.symbol, args, dims_given, sizes, len(c.outputs)))
-            if c in sized or len(k.names) == 1:  # others of a kernel are of the same sizes
-                k.work = max(k.work, one_thread.seconds(c))
+            calls = [batches.part(c) or self._call(c, fused, p, where, sized) for c in some]
+            symbols |= batches.symbols(some, calls)
+            actions.append(batches.joined(calls))
         for out, source in p.copies:
             if source.ttype.size != 0:
                 copy, dims_given = self.copy(source.ttype)
@@ -344,14 +354,29 @@ class Builder:
         self.entries.append(e)
         return e, p.size + extra
 
+    def _call(
+        self, c: Cluster, fused: Fused, p: Plan, where: Where, sized: Mapping[Cluster, AnySize]
+    ) -> Call:
+        k, ins = self._kernel(c, fused, p, sized.get(c))
+        args = (*(where(x) for x in ins), *(where(o) for o in c.outputs))
+        sizes = tuple(nbytes(x.ttype) for x in (*ins, *c.outputs))
+        given = sized[c].sizes if c in sized else {}
+        dims_given = tuple(given.get(d, d) for d in k.dims)
+        if c in sized or len(k.names) == 1:  # others of a kernel are of the same sizes
+            one_thread = Roofline(replace(self.target, cores=1))
+            k.work = max(k.work, one_thread.seconds(c))
+        return Call(k.symbol, args, dims_given, sizes, len(c.outputs))
+
     def _side_by_side(self, e: Entry) -> Entry:
         """Neighbours that are independent, each long and on one thread only, run at the same
         time."""
         actions: list[Action] = []
         for a in e.actions:
-            before = calls_of(actions[-1]) if actions else ()
+            last = actions[-1] if actions else None
+            before = calls_of(last) if isinstance(last, (Call, Together)) else ()
             if (
                 isinstance(a, Call)
+                and not self.updated  # results may lie where operands do
                 and before
                 and all(self._waits_for_others(self.kernels[c.symbol]) for c in (a, *before))
                 and not any(a.overlaps(b) for b in before)
@@ -378,7 +403,7 @@ class Builder:
 
     def copy(self, t: TensorType) -> tuple[str, tuple[str, ...]]:
         """The kernel that copies such a tensor, and the sizes that it takes."""
-        k = self._distinct(copy_group("kernel", t))
+        k = self.distinct(copy_group("kernel", t))
         k.names.append("copy")
         return k.symbol, k.dims
 
@@ -387,21 +412,28 @@ class Builder:
     ) -> tuple[Distinct, tuple[Node, ...]]:
         """The kernel of a cluster, and the inputs in its order."""
         place = {o: p.in_place[o] for o in c.outputs if o in p.in_place}
-        alike = _structure(c if sized is None else sized.cluster, place)
+        alike = structure(c if sized is None else sized.cluster, place)
         found = self.alike.get(alike) if not self.schedules else None
         inputs = c.inputs
         if found is None and sized is not None:
-            found = self._distinct(group_of(sized.cluster, p, self.schedules.numbers))
+            found = self.distinct(group_of(sized.cluster, p, self.schedules.numbers))
         elif found is None:
             cluster, group = self.schedules.kernel_of(c, p)
-            found, inputs = self._distinct(group), cluster.inputs
+            found, inputs = self.distinct(group), cluster.inputs
         self.alike[alike] = found
-        found.names.append(label(c))
-        for n in c.nodes:
-            found.places |= {str(x) for x in fused.graph.places.get(n, ())}
+        self.named(found, c, fused)
         return found, inputs
 
-    def _distinct(self, group: Group) -> Distinct:
+    def named(self, k: Distinct, c: Cluster, fused: Fused) -> None:
+        k.names.append(label(c))
+        for n in c.nodes:
+            k.places |= {str(x) for x in fused.graph.places.get(n, ())}
+
+    @property
+    def numbers(self) -> Numbers:
+        return self.schedules.numbers
+
+    def distinct(self, group: Group) -> Distinct:
         text = group_text(group)
         symbol = symbol_of_text(text)
         if symbol not in self.kernels:
@@ -538,20 +570,11 @@ def is_weight(n: Node) -> bool:
     return isinstance(n.op, Input) and n.op.role == "weight"
 
 
-def _structure(c: Cluster, in_place: Mapping[Node, Node]) -> Hashable:
-    """Equal for clusters whose groups are equal; cheaper than the groups themselves."""
-    number = {n: k for k, n in enumerate((*c.inputs, *c.nodes))}
-    return (
-        tuple(n.ttype for n in c.inputs),
-        tuple((n.op, n.type, *(number[x] for x in n.inputs)) for n in c.nodes),
-        tuple((number[o], o in in_place) for o in c.outputs),
-        tuple((role, number[n]) for role, n in c.roles),
-    )
-
-
 def _action_name(a: Action, kernels: dict[str, Distinct]) -> str:
     if isinstance(a, Together):
         return f"together {'+'.join(c.symbol for c in a.calls)}"
+    if isinstance(a, Batch):
+        return f"batch of {len(a.parts)}: {'+'.join(dict.fromkeys(p.call.symbol for p in a.parts))}"
     if not isinstance(a, Call):
         return type(a).__name__.lower()
     k = next(k for k in kernels.values() if k.symbol == a.symbol)

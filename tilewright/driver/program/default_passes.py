@@ -32,6 +32,7 @@ from tilewright.graph.online_softmax import OnlineSoftmax as OnlineSoftmax
 from tilewright.graph.pack import PackOperands
 from tilewright.graph.reciprocals import Reciprocals
 from tilewright.graph.simplify import Simplify
+from tilewright.graph.wide_numbers import WideNumbers
 from tilewright.graph.winograd import Winograd
 from tilewright.ir.passes import Pass, options
 from tilewright.ir.pipeline import Pipeline
@@ -50,6 +51,7 @@ CPU = Pipeline(
         Decompose(),
         EmptyValues(),
         Simplify(),  # again: definitions leave much behind when they are put together
+        WideNumbers(),
         FoldConstants(),
         HoistFromLoops(),
         LongConcats(),

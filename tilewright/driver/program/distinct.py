@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from tilewright.driver.program.kernel_process import Scheduled
+from tilewright.graph.cluster import Cluster
+from tilewright.ir.node import Node
 from tilewright.kernel.group import Group
 from tilewright.runtime.program_data import KernelInfo
 
@@ -37,3 +40,14 @@ class Distinct:
             tuple(sorted(self.places)),
             self.schedule.chosen,
         )
+
+
+def structure(c: Cluster, in_place: Mapping[Node, Node]) -> Hashable:
+    """Equal for clusters whose groups are equal; cheaper than the groups themselves."""
+    number = {n: k for k, n in enumerate((*c.inputs, *c.nodes))}
+    return (
+        tuple(n.ttype for n in c.inputs),
+        tuple((n.op, n.type, *(number[x] for x in n.inputs)) for n in c.nodes),
+        tuple((number[o], o in in_place) for o in c.outputs),
+        tuple((role, number[n]) for role, n in c.roles),
+    )

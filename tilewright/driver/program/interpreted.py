@@ -25,6 +25,7 @@ class InterpretedProgram:
         self.graph = graph
         self._watched = 0
         self.weights: tuple[int, ...] = ()
+        self.updated: tuple[tuple[int, int], ...] = ()
         self.kept = tuple(range(len(graph.inputs)))
         self.inputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.inputs)
         self.outputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.outputs)

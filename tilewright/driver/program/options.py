@@ -49,3 +49,6 @@ class Options:
     tune_seconds: int = 0  # that timing may take per program; 0: as TILEWRIGHT_TUNE_SECONDS says
     # On a GPU: all kernels of a program are tasks of one, where that is possible
     one_kernel: bool = False
+    # Results that are new values of inputs, by their numbers: programs of a processor write them
+    # there themselves where they can (`Program.updated`)
+    updates: tuple[tuple[int, int], ...] = ()

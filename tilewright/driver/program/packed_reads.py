@@ -60,7 +60,7 @@ def conversion(old: Node, new: Node) -> Graph | None:
 
 
 @dataclass(frozen=True)
-class ReadPacked(Pass, needs=("PackOperands",), after=("Simplify",)):
+class ReadPacked(Pass, needs=("PackOperands",), after=("Simplify",), regions=True):
     """Weights that are packed for one reader are read packed by all. Nothing needs the originals:
     an embedding that is also the last layer's weight is then stored once."""
 

@@ -11,6 +11,7 @@ import builtins
 import inspect
 import types
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.places import place_in_frames
 from tilewright.capture.torch.recurrent import recurrent_layers
+from tilewright.capture.torch.substitutes import substitutes
 from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
@@ -98,7 +100,7 @@ class Compiled:
         run = torch.compile(
             self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
         )
-        self._slow = _telling(run, session)
+        self._slow = _telling(run, session, _holds_optimizer(function))
         self.called = False  # to the end, at least once
         self._entries: list[tuple[Any, Callable[..., Any]]] = []
         self._found: list[_Entry] = []  # what Dynamo has compiled
@@ -260,7 +262,7 @@ class Compiled:
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._owner is not None:
             self._owner.watch()
-        with traceable(), recurrent_layers(), garbage_waits():
+        with traceable(), recurrent_layers(), substitutes(), garbage_waits():
             out = self._slow(self.original, args, kwargs)
         self.called = True
         if self._owner is not None:
@@ -348,18 +350,41 @@ def _outline(
         return None
 
 
-def _telling(run: Callable[..., Any], session: Session) -> Callable[..., Any]:
+def _telling(
+    run: Callable[..., Any], session: Session, optimizes: bool = False
+) -> Callable[..., Any]:
     """Calls in which Dynamo sees all frames. Cuts without a graph before them are told to no
-    backend: they are in torch's list."""
+    backend: they are in torch's list. Optimizers read numbers out of tensors: these are captured
+    too."""
+    numbers = (
+        torch._dynamo.config.patch(capture_scalar_outputs=True) if optimizes else nullcontext()
+    )
 
     def call(*given: Any) -> Any:
         known = len(graph_break_reasons)
-        out = run(*given)
+        with numbers:
+            out = run(*given)
         for reason in graph_break_reasons[known:]:
             session.note_break(reason)
         return out
 
     return call
+
+
+def _holds_optimizer(function: Any) -> bool:
+    """Is it a method of an optimizer, or does it refer to one: by itself, its object or as a
+    global?"""
+    owner = getattr(function, "__self__", None)
+    found = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
+    plain = getattr(function, "__func__", function)
+    for cell in getattr(plain, "__closure__", None) or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # it is empty still
+            continue
+    code, scope = getattr(plain, "__code__", None), getattr(plain, "__globals__", {})
+    found += [scope.get(name) for name in getattr(code, "co_names", ())]
+    return any(isinstance(x, torch.optim.Optimizer) for x in found)
 
 
 def _parameters(function: Any) -> tuple[str, ...]:
@@ -380,7 +405,8 @@ def compile(
     """Compile a function or module; with examples now, otherwise at the first call.
 
     The examples are run once. What the call would change (buffers, in-place updates of inputs, the
-    random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph.
+    random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph;
+    calls of LAPACK for dense factorisations, which `tw.explain` names, are none.
 
     `own_weights=True` (a module, for inference, as one graph) gives back the memory of weights that
     are packed: the model is in memory once. Running the module in eager is then an error;

@@ -19,6 +19,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import CompileContext, TracingContext
 
+from tilewright import targets
 from tilewright.base import knobs
 from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, Unsupported
@@ -28,7 +29,7 @@ from tilewright.capture.torch.captured import Captured, HostCall
 from tilewright.capture.torch.context import RANDOM_IN_EAGER
 from tilewright.capture.torch.decompositions import decompositions
 from tilewright.capture.torch.masks import masks_in_order
-from tilewright.capture.torch.partition import partition
+from tilewright.capture.torch.partition import Partition, Told
 from tilewright.capture.torch.places import place_in_frames, place_of
 from tilewright.capture.torch.plain import plain_graph, weight_positions
 from tilewright.capture.torch.rolled import rolled
@@ -148,7 +149,7 @@ class Session:
             bw_compiler=lambda g, x: self.unit("backward", g),
             inference_compiler=lambda g, x: self.unit("inference", g),
             decompositions=decompositions(),
-            partition_fn=partition,
+            partition_fn=self._partition(gm),
             keep_inference_input_mutations=True,
         )
         compiled = wrap(gm, example_inputs)
@@ -162,6 +163,25 @@ class Session:
         if unit is None or len(unit.captured.arguments) != len(example_inputs) or autocasts():
             return compiled
         return unit.spread()
+
+    def _partition(self, gm: torch.fx.GraphModule) -> Partition:
+        device = device_of_graph(gm)
+        machine = self._machines(device)
+        target = targets.default() if machine is None else machine.target
+        return Partition(target, device, self.options.activation_memory, self._note_kept)
+
+    def _note_kept(self, told: Told) -> None:
+        said = f"{told.kept} values of {_megabytes(told.bytes)} are kept for the gradient"
+        if told.again:
+            took = f"{told.seconds * 1e3:.2g} ms" if told.seconds >= 1e-5 else "no time"
+            said += f", results of {len(told.again)} operators computed again (estimated: {took})"
+        if told.limit is not None:
+            said += f"; without a limit it would be {_megabytes(told.usual)}"
+            if told.bytes > told.limit:
+                said += (
+                    f". The limit was {_megabytes(told.limit)}: the rest cannot be computed again"
+                )
+        self.log.add("kept", said, bytes=told.bytes, usual=told.usual, again=told.again)
 
     def unit(self, kind: str, gm: torch.fx.GraphModule) -> Callable[..., Any]:
         """The graph as native code; in eager, with a sentence, where it cannot be."""
@@ -206,7 +226,7 @@ class Session:
         compilation = str(CompileContext.current_compile_id())
         captured = translate(
             gm,
-            weights=plain or (static_inputs() if kind == "inference" else ()),
+            weights=plain or (_weights(gm) if kind == "inference" else ()),
             random=self.options.random,
             name=f"{kind}{len(self.units)}",
             checks=self.options.checks and knobs.checks.get(),
@@ -258,7 +278,12 @@ class Session:
                     f"{name} is for models on the CPU", hint="leave it out, or use .cpu()"
                 )
 
-    def compile_graph(self, graph: Graph, machine: Machine | None = None) -> Program:
+    def compile_graph(
+        self,
+        graph: Graph,
+        machine: Machine | None = None,
+        updates: tuple[tuple[int, int], ...] = (),
+    ) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
         given = self.options
@@ -272,6 +297,7 @@ class Session:
             choose=given.choose,
             tune_seconds=given.tune_seconds,
             one_kernel=given.one_kernel and machine is not None,
+            updates=updates,
         )
         return compile_graph(graph, options, self.log, machine)
 
@@ -300,6 +326,15 @@ class Session:
 
     def _report_fallbacks(self, captured: Captured) -> None:
         for call in (c for c in captured.host_calls if not c.trim):
+            if call.library:
+                self.log.add(
+                    "library",
+                    f"{call.library} is called for {call.operator}",
+                    where=call.place,
+                    operator=call.operator,
+                    library=call.library,
+                )
+                continue
             if self.options.strict and not self._asked_for(call):
                 raise FallbackError(
                     f"{call.operator} would run in eager: {call.why}",
@@ -378,6 +413,10 @@ def _frame(parameters: Sequence[str]) -> Frame:
     return Frame(root.f_locals, root.f_globals, parameters)
 
 
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.3g} MB"
+
+
 # Sessions by torch's compile id: `explain` finds those of a torch.compile'd function by it.
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 
@@ -443,6 +482,17 @@ def static_inputs() -> tuple[int, ...]:
     """Inputs that AOTAutograd marks static: parameters and buffers."""
     meta = metadata()
     return tuple(meta.static_input_indices) if meta is not None else ()
+
+
+def _weights(gm: torch.fx.GraphModule) -> tuple[int, ...]:
+    """Inputs from which values are derived once for many calls. Where the graph changes half of
+    what is static, as an optimizer's does, every call would derive them again."""
+    given = {n: k for k, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    changed = {given[n.args[0]] for n in copies if n.args[0] in given}
+    static = static_inputs()
+    kept = tuple(k for k in static if k not in changed)
+    return kept if 2 * len(kept) > len(static) else ()
 
 
 def given_results() -> int:

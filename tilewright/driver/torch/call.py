@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -33,6 +34,7 @@ from tilewright.driver.torch.fast import (
     require_memory,
     slots_of,
 )
+from tilewright.driver.torch.filled import require_apart, require_like, updates_of
 from tilewright.driver.torch.late import watch
 from tilewright.driver.torch.layouts import as_announced, one_of, restrided
 from tilewright.driver.torch.staged import Stages, can_be_staged
@@ -44,7 +46,6 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Graph, Input, Node, rebuild
 from tilewright.ir.slots import (
-    Buffer,
     Number,
     Restrided,
     Result,
@@ -55,7 +56,7 @@ from tilewright.ir.slots import (
     symbol_from,
 )
 
-Compile = Callable[[Graph], Program]
+Compile = Callable[..., Program]  # a graph, and `updates` as of Options
 
 
 class Unit:
@@ -79,11 +80,14 @@ class Unit:
         self.device = device
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
         self._boxed_call = True  # on the object: torch's wrappers copy its attributes
+        plain = is_plain(captured)
+        if plain and device.type == "cpu" and (updates := updates_of(captured)):
+            compile = partial(compile, updates=updates)
         self.segments = [SegmentRunner(s, compile, log, keep, device) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
         self._strides = known_strides(captured.arguments)
-        plain = is_plain(captured) and not any(s.symbols for s in self.segments)
+        plain = plain and not any(s.symbols for s in self.segments)
         self._bound: BoundWeights | None = None
         self._fast: Call | None = None
         self._is_plain = plain
@@ -123,8 +127,8 @@ class Unit:
         if len(given) != len(buffers):
             raise Invalid(f"out= holds {len(given)} tensors for {len(buffers)} results")
         for k, (b, x) in enumerate(zip(buffers, given, strict=True)):
-            _require_like(k, b, x, self.device)
-        _require_apart(args, given)
+            require_like(k, b, x, self.device)
+        require_apart(args, given)
         assert self._fast is not None
         return self._fast(args, given)
 
@@ -522,57 +526,6 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
         return x.as_strided(shape, stride, start)
     assert isinstance(r, Restrided)
     return restrided(x, shape, stride, int(D.evaluate(r.offset, dims)))
-
-
-def _require_like(k: int, b: Buffer, x: Any, device: torch.device) -> None:
-    dtype = torch_dtype(b.dtype, b.paired)
-    where = "the CPU" if device.type == "cpu" else str(device)
-    wanted = f"{tuple(b.shape)} with strides {tuple(b.stride)}, {dtype}, on {where}"
-    hint = f"pass a tensor of {wanted}"
-    if not isinstance(x, torch.Tensor):
-        raise Invalid(f"out= for result {k} is a {type(x).__name__}", hint=hint)
-    found = {
-        "on": (str(x.device), str(device)),
-        "of dtype": (x.dtype, dtype),
-        "of shape": (tuple(x.shape), tuple(b.shape)),
-        "with strides": (x.stride(), tuple(b.stride)),
-    }
-    for what, (given, right) in found.items():
-        if given != right:
-            raise Invalid(f"out= for result {k} is {what} {given}, not {right}", hint=hint)
-    if x.requires_grad:
-        raise Invalid(
-            f"out= for result {k} requires a gradient, and filling it is not differentiable",
-            hint="pass out.detach()",
-        )
-    if x.is_neg() or x.is_conj():
-        raise Invalid(f"out= for result {k} is a view that negates or conjugates", hint=hint)
-    if x.numel() and address(x) == 0:
-        raise Invalid(f"out= for result {k} has no memory: its storage was freed", hint=hint)
-
-
-def _require_apart(args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
-    """A result that lies in an operand's memory would change what is still to be read."""
-    tensors = [(f"input {k}", x) for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
-    others = [(what, _span(x)) for what, x in tensors]
-    for k, x in enumerate(given):
-        start, end = _span(x)
-        for what, (first, last) in others:
-            if start < last and first < end:
-                raise Invalid(
-                    f"out= for result {k} shares memory with {what}",
-                    hint="pass a tensor with memory of its own, or leave out= out",
-                )
-        others.append((f"out= for result {k}", (start, end)))
-
-
-def _span(x: torch.Tensor) -> tuple[int, int]:
-    """The address of the first byte of a tensor and of that behind its last."""
-    start = address(x)
-    if x.numel() == 0:
-        return start, start
-    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    return start, start + (last + 1) * x.element_size()
 
 
 def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int, int]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C._dynamo import guards
@@ -19,11 +19,11 @@ from tilewright.base.errors import Invalid, Unsupported
 from tilewright.capture.torch.captured import Argument, Captured, Segment
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch import many
+from tilewright.driver.torch.protocol import Dry, Program
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import RESTORE, given_up
 from tilewright.ir.node import Graph, Input
 from tilewright.ir.slots import Buffer, Result, Same, Value, View
-from tilewright.runtime.shared import Derived, Weight
 
 # Arguments, which it empties, and optionally tensors to fill; results.
 Call = Callable[..., list[Any]]
@@ -58,77 +58,6 @@ Restore = Callable[[list[Any]], None]
 Hold = Callable[[Sequence[torch.Tensor], Sequence[int]], bool]
 
 
-class Program(Protocol):
-    """A compiled graph over addresses of contiguous memory."""
-
-    @property
-    def dims(self) -> tuple[str, ...]: ...
-
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """Inputs from which values are derived that outlive a call."""
-        ...
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """Weights that calls read themselves."""
-        ...
-
-    def run(
-        self,
-        inputs: Sequence[int],
-        outputs: Sequence[int],
-        dims: Sequence[int] = (),
-        weights: Sequence[Weight] | None = None,
-    ) -> list[int] | None: ...
-
-    @property
-    def tells_later(self) -> bool:
-        """Does a call return what an earlier one found?"""
-        ...
-
-    def check(self) -> list[int] | None:
-        """What calls found and have not returned yet, once all work is done."""
-        ...
-
-    def watch(self, count: int) -> None:
-        """A call returns the last `count` outputs where the first of them is not 0."""
-        ...
-
-    def change(self, inputs: Sequence[int]) -> bool:
-        """Does it write the last outputs before the watched ones to these inputs itself?"""
-        ...
-
-    def refresh(self) -> None:
-        """Derive them again before the next result."""
-        ...
-
-    @property
-    def derived(self) -> Derived | None:
-        """What is derived now."""
-        ...
-
-    def bind(self, addresses: Sequence[int], weights: Sequence[Weight] | None = None) -> Any:
-        """With the first inputs at these addresses."""
-        ...
-
-    def run_bound(
-        self,
-        bound: Any,
-        others: Sequence[int],
-        outputs: Sequence[int],
-        dims: Sequence[int] = (),
-    ) -> list[int] | None:
-        """With the other inputs at these."""
-        ...
-
-
-class Dry(Protocol):
-    """Says whether a call must leave its inputs as they are."""
-
-    dry: bool
-
-
 def is_plain(captured: Captured) -> bool:
     """One segment over static shapes, and results that are its buffers, inputs or views of them."""
     return (
@@ -157,6 +86,7 @@ def fast_call(
     writer = Writer(captured, program, device)
     writer.names["session"] = session
     writer.change()
+    writer.update()
     writer.join(together)
     return FastCall(writer.function(restore), writer.names.get("bind"), writer)
 
@@ -192,6 +122,7 @@ class Writer:
         self.weights = sum(captured.arguments[k].weight for k in self.reads)
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
         self.changed: list[int] = []  # arguments that the program changes itself
+        self.placed: dict[str, int] = {}  # slots of new values, and inputs at whose place they are
         self.joined: dict[str, int] = {}  # slots whose memory is a part of one allocation
         self.parts: many.Parts | None = None
         self.names: dict[str, Any] = {
@@ -217,6 +148,13 @@ class Writer:
             self.changed = [self.position[old] for old, _ in pairs]
             for _, new in pairs:
                 del self.slots[new]
+
+    def update(self) -> None:
+        """New values of arguments lie at their place, where the program allows it."""
+        for out, k in self.program.updated:
+            if k >= self.weights:
+                self.placed[self.segment.buffers[out].slot] = k - self.weights
+                self.changed.append(self.reads[k])
 
     def join(self, together: Collection[str]) -> None:
         """These slots share memory, where that is quicker."""
@@ -368,7 +306,7 @@ class Writer:
     def _fresh(self) -> list[str]:
         lines = []
         for k, b in enumerate(self.segment.buffers[: len(self.slots)]):
-            if b.slot not in self.joined:
+            if b.slot not in self.joined and b.slot not in self.placed:
                 self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
                 lines.append(f"o{k} = empty({b.shape!r}, {b.stride!r}, d{k})")
         return lines
@@ -417,7 +355,16 @@ class Writer:
         """Addresses of fresh memory, in the order of buffers."""
         found: list[str] = []
         first = 0
+        placed: list[int] = []
         for k, b in enumerate(self.segment.buffers[: len(self.slots)]):
+            if b.slot in self.placed:  # those of neighbours are picked together
+                if placed:
+                    found.pop()
+                placed.append(self.placed[b.slot])
+                found.append(self._picked_addresses(placed))
+                first = k + 1
+                continue
+            placed = []
             if b.slot not in self.joined:
                 found.append(f"o{k}.data_ptr()")
                 first = k + 1
@@ -427,6 +374,14 @@ class Writer:
                 found.pop()
             found.append(f"*places[{at - (k - first)}:{at + 1}]")
         return ", ".join(found)
+
+    def _picked_addresses(self, inputs: Sequence[int]) -> str:
+        """Some of the addresses that were read, as elements of a list."""
+        if len(inputs) == 1:
+            return f"addresses[{inputs[0]}]"
+        name = f"at{inputs[0]}"
+        self.names[name] = itemgetter(*inputs)
+        return f"*{name}(addresses)"
 
     def _picked(self, positions: Sequence[int]) -> str:
         """A tuple of the arguments at some positions. Slices take a third of the time that looking
@@ -457,14 +412,20 @@ class Writer:
     def _write_back(self) -> list[str]:
         if not self.captured.mutated:
             return []
+        lines = []
         if self.changed:  # others have to see that it was
             self.names["changed"] = torch.autograd.graph.increment_version
-            return [f"changed([{', '.join(map(self.argument, self.changed))}])"]
-        # Together: statistics of many norms would each be a launch on a GPU.
-        self.names["copy_all"] = torch._foreach_copy_
-        old = "".join(f"{self.argument(self.position[x])}, " for x, _ in self.captured.mutated)
-        new = "".join(f"o{self.slots[x]}, " for _, x in self.captured.mutated)
-        return [f"if not session.dry: copy_all([{old}], [{new}])"]
+            lines.append(f"changed([{', '.join(map(self.argument, self.changed))}])")
+        done = set(self.changed)
+        pairs = [(self.position[x], y) for x, y in self.captured.mutated]
+        left = [(k, y) for k, y in pairs if k not in done]
+        if left:
+            # Together: statistics of many norms would each be a launch on a GPU.
+            self.names["copy_all"] = torch._foreach_copy_
+            old = "".join(f"{self.argument(k)}, " for k, _ in left)
+            new = "".join(f"o{self.slots[y]}, " for _, y in left)
+            lines.append(f"if not session.dry: copy_all([{old}], [{new}])")
+        return lines
 
     def _result(self, r: Result) -> str:
         if isinstance(r, Value):

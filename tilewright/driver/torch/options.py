@@ -60,6 +60,9 @@ class TorchOptions:
     # On a GPU: all kernels of a program are tasks of one, where that is possible. For chains of
     # many short kernels, such as a language model that makes one token.
     one_kernel: bool = False
+    # Training: the part of the bytes that a forward pass keeps for its gradient which may be kept,
+    # more than 0 and at most 1. The rest is computed again, what costs least time per byte first
+    activation_memory: float = 1.0
     # Traces in place of default schedules, by the names that `tw.explain` gives to kernels.
     schedules: dict[str, str] = field(default_factory=dict)
 
@@ -73,6 +76,9 @@ class TorchOptions:
             if name == "passes":
                 continue
             default = getattr(TorchOptions(), name)
+            if name == "activation_memory":
+                _require_share(value)
+                continue
             if type(value) is not type(default):
                 raise Invalid(
                     f"option {name}={value!r} is not a {type(default).__name__}",
@@ -83,9 +89,21 @@ class TorchOptions:
                 raise Invalid(f"option {name}={value!r} is not known", hint=f"it is {choices}")
         if given.get("specialisations", 1) < 1:
             raise Invalid("option specialisations must be at least 1")
+        if "activation_memory" in given:
+            given = {**given, "activation_memory": float(given["activation_memory"])}
         if given.get("passes") is not None:
             given = {**given, "passes": _fitting(given)}
         return TorchOptions(**given)
+
+
+def _require_share(value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= 1:
+        raise Invalid(
+            f"option activation_memory={value!r} is not a number above 0 and up to 1",
+            hint="it is the part of the memory between a forward pass and its gradient that may "
+            "be kept: 0.5 for half, 1.0 (the default) for all of it",
+        )
 
 
 def _fitting(given: Mapping[str, Any]) -> Pipeline:

@@ -22,14 +22,25 @@ from tilewright.runtime.shared import Weight
 
 
 class Steps:
-    """How many optimizer steps this process has taken."""
+    """A number that changes with the optimizer steps of this process."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._count = 0
+        self._latest: list[Any] = []
+        self._counted = self._latest
         register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, *_: Any) -> None:
-        self.count += 1
+        # Dynamo captures this with a step, and would guard what is read here: nothing is.
+        self._latest = []
+
+    @property
+    def count(self) -> int:
+        latest = self._latest
+        if latest is not self._counted:
+            self._counted = latest
+            self._count += 1
+        return self._count
 
 
 STEPS = Steps()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -109,8 +110,27 @@ class RFactor(Step):
         where = tuple(D.substitute(i, last) for i in st.index)
         final = replace(st, index=where, value=load(self.into, list(last.values()), dtype))
         made.append(Buffer(self.into, dtype, tuple(widths), "local"))
-        over_all = wrap(tuple(map(D.the_sym, last.values())), final)
+        tests = [D.var(x.name, D.substitute(x.extent, last)) for x in self._tests(found, last)]
+        over_all = wrap(tuple(map(D.the_sym, (*last.values(), *tests))), final)
         return [Alloc(self.into), init, *parts, over_all]
+
+    def _tests(
+        self, found: list[tuple[list[Loop], Store, list[Loop], list[Dim]]], known: Mapping[Sym, Dim]
+    ) -> list[Loop]:
+        """Loops of one iteration or none, which say whether an element of the result is there: what
+        is added up at the end needs them too."""
+        out: list[Loop] = []
+        for chain, st, axes, _ in found:
+            data = {x.var for x in axes if x.name not in self.loops_kept}
+            tests = [x for x in chain if x not in axes and D.symbols(x.extent) & data]
+            tests = [x for x in tests if D.bounds(x.extent)[1] <= 1]
+            summed = {x.var for x in chain} - set(known)
+            alone = len(found) == 1 and not any(D.symbols(x.extent) & summed for x in tests)
+            self.need(
+                not tests or alone, f"parts of {st.stage} are there under different conditions"
+            )
+            out += tests
+        return out
 
     def _partial(self, n: Nest, chain: list[Loop], st: Store, axes: list[Loop]) -> Stmt:
         """The loops of one chain, reducing into the partial results."""

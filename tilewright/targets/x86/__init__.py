@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Collection
 from typing import Any
 
+from tilewright.base.machine import registers_on_request
 from tilewright.ir.product import Product, TileShape
 from tilewright.ir.target import Target
 from tilewright.targets.family import Family, Host
@@ -52,16 +51,6 @@ def _tests() -> dict[str, str]:
             for feature, bit in (x.split(":") for x in bits.split()):
                 found[feature] = f"{system} cpuid:{register}:{bit}".strip()
     return found
-
-
-def _tiles_permitted() -> bool:
-    """Requests the state of tile registers from Linux, once; without it the first use is fatal."""
-    arch_prctl, request, tile_data = 158, 0x1023, 18
-    try:
-        call = ctypes.CDLL(None).syscall
-        return sys.platform == "linux" and call(arch_prctl, request, tile_data) == 0
-    except (OSError, AttributeError):
-        return False
 
 
 def _wide(features: Collection[str]) -> bool:
@@ -122,7 +111,7 @@ def _features(features: Collection[str]) -> dict[str, Any]:
 def describe(host: Host) -> Target:
     """The host's target: the widest vectors it has, tiles if the system lets us use them."""
     features = host.cpu.features
-    if "+amx-tile" in features and not _tiles_permitted():
+    if "+amx-tile" in features and not registers_on_request():
         # Switched off, not left out: the processor's name would bring them back.
         features = tuple(f"-{f[1:]}" if f.startswith("+amx") else f for f in features)
     # Rated: measured on a server with AVX-512, nowhere else yet.

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import dropwhile
 
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.nest import Work
-from tilewright.tune.space.decision import Assignment, Decision
+from tilewright.tune.space.decision import Assignment, Decision, Plain
 from tilewright.tune.space.draft import Draft
 from tilewright.tune.space.rules import RULES
 from tilewright.tune.space.sketches import sketches
@@ -40,15 +41,24 @@ def space_of(work: Work, target: Target, applied: Applied | None = None) -> Spac
 
 
 def _pruned(space: Space, tested: Mapping[str, Assignment], work: Work, applied: Applied) -> Space:
-    """Without values that some step refuses while everything else is by default. Most sizes are
-    left: what refuses one of them is the step that takes it, where a draw takes another. A decision
-    with one value left stays, so that names mean the same."""
+    """Without values that some step refuses while everything else is by default. Of sizes those are
+    left out that are too large or too small for a later step: what refuses one in between is mostly
+    the step that takes it, where a draw takes another. A decision with one value left stays, so
+    that names mean the same."""
 
     def left(d: Decision) -> Decision:
-        if d.name not in tested and (d.ordered or len(d.values) <= 2):
+        if d.name not in tested and not d.ordered and len(d.values) <= 2:
             return d
         others = tested.get(d.name, {})
-        legal = [v for v in d.values if space.legal(work, {**others, d.name: v}, applied)]
+
+        def is_legal(v: Plain) -> bool:
+            return space.legal(work, {**others, d.name: v}, applied) is not None
+
+        if d.ordered and d.name not in tested:
+            inner = list(dropwhile(lambda v: v != d.default and not is_legal(v), d.values))
+            inner = list(dropwhile(lambda v: v != d.default and not is_legal(v), inner[::-1]))
+            return replace(d, values=tuple(inner[::-1]))
+        legal = [v for v in d.values if is_legal(v)]
         # The default is legal where the others are; what is decided beside it may not be.
         return replace(d, values=tuple(v for v in d.values if v in legal or v == d.default))
 

@@ -1,0 +1,105 @@
+"""Compositions of operators agree with the operators, on torch's own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tilewright.capture.torch.composed import compositions
+
+aten = torch.ops.aten
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+def resampled() -> Iterator[Call]:
+    for size in ((4, 9), (17, 5), (1, 1)):
+        for align in (True, False):
+            x, g = torch.randn(2, 3, 7, 11), torch.randn(2, 3, *size)
+            for kind in ("bilinear", "bicubic"):
+                yield getattr(aten, f"_upsample_{kind}2d_aa").default, (x, size, align), {}
+                back = getattr(aten, f"_upsample_{kind}2d_aa_backward").default
+                yield back, (g, size, [2, 3, 7, 11], align), {}
+
+
+def sampled() -> Iterator[Call]:
+    x, grid = torch.randn(2, 3, 4, 5, 6), torch.randn(2, 3, 4, 5, 3) * 1.3
+    for mode in (0, 1):
+        for padding in (0, 1, 2):
+            for align in (True, False):
+                yield aten.grid_sampler_3d.default, (x, grid, mode, padding, align), {}
+
+
+def pooled() -> Iterator[Call]:
+    x, places = torch.randn(2, 3, 9, 11), torch.rand(2, 3, 2)
+    yield aten.fractional_max_pool2d.default, (x, [2, 3], [4, 5], places), {}
+    x, places = torch.randn(2, 3, 9, 11, 7), torch.rand(2, 3, 3)
+    forward = aten.fractional_max_pool3d.default
+    yield forward, (x, [2, 3, 2], [4, 5, 1], places), {}
+    values, indices = forward(x, [2, 3, 2], [4, 5, 1], places)
+    back = aten.fractional_max_pool3d_backward.default
+    yield back, (torch.randn_like(values), x, [2, 3, 2], [4, 5, 1], indices), {}
+
+
+def counted() -> Iterator[Call]:
+    x, w, edges = torch.randn(50), torch.rand(50), torch.tensor([-2.0, -1, 0, 0.5, 3])
+    for how in ({}, {"range": [-1.0, 1.0]}, {"weight": w, "density": True}, {"range": [1.0, 1.0]}):
+        yield aten.histogram.bin_ct, (x, 7), how
+    yield aten.histogram.bins_tensor, (x, edges), {"weight": w, "density": True}
+    points = torch.randn(50, 2)
+    for how in ({}, {"range": [-1.0, 1.0, -2.0, 2.0]}, {"weight": w, "density": True}):
+        yield aten._histogramdd_bin_edges.default, (points, [3, 4]), how
+        yield aten._histogramdd_from_bin_cts.default, (points, [3, 4]), how
+
+
+def inverted() -> Iterator[Call]:
+    op = aten.linalg_pinv.atol_rtol_tensor
+    for shape in ((3, 5), (2, 5, 3), (0, 3)):
+        a = torch.randn(shape)
+        yield op, (a,), {}
+        yield op, (a,), {"atol": torch.tensor(0.9)}
+        yield op, (a,), {"atol": torch.tensor(0.0), "rtol": torch.tensor(0.5)}
+    a = torch.randn(2, 4, 4)
+    yield op, (a + a.mT,), {"hermitian": True}
+
+
+def bags() -> Iterator[Call]:
+    weight, n = torch.randn(10, 4), 8
+    indices, offsets = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9]), torch.tensor([0, 4, 4, 6])
+    for mode in (0, 1, 2):
+        forward = aten._embedding_bag.default
+        out, bag, size, most = forward(weight, indices, offsets, False, mode, padding_idx=4)
+        grad = torch.randn_like(out)
+        rest = 10, False, mode, None, 4
+        back = aten._embedding_bag_dense_backward.default
+        yield back, (grad, indices, bag, size, most, *rest), {}
+    _, bag, size, most = aten._embedding_bag.default(weight, indices, offsets)
+    own = aten._embedding_bag_per_sample_weights_backward.default
+    yield own, (torch.randn(4, 4), weight, indices, offsets, bag, 0), {}
+    assert bag.shape[0] in (0, n)
+
+
+def averaged() -> Iterator[Call]:
+    x = torch.randint(-90, 90, (2, 3, 7, 8))
+    for how in (
+        ([2, 3], [], [0], False, True, None),
+        ([3, 2], [2, 3], [1, 1], True, True, None),
+        ([3, 3], [2, 2], [1], True, False, None),
+        ([2, 2], [2, 2], [0], False, True, 3),
+    ):
+        yield aten.avg_pool2d.default, (x, *how), {}
+    yield aten.avg_pool3d.default, (x.unsqueeze(0), [2, 2, 2], [1], [1], False, False), {}
+
+
+@pytest.mark.parametrize("calls", [averaged, resampled, sampled, pooled, counted, inverted, bags])
+def test_what_an_operator_is_composed_of(calls: Any) -> None:
+    torch.manual_seed(0)
+    table = compositions()
+    for op, args, kwargs in calls():
+        want, found = op(*args, **kwargs), table[op](*args, **kwargs)
+        several = not isinstance(want, Tensor)
+        for a, b in zip(want, found, strict=True) if several else [(want, found)]:
+            torch.testing.assert_close(b, a, msg=lambda m, op=op: f"{op}: {m}")

@@ -1,0 +1,66 @@
+"""Training steps: what is kept is told, gradients and updates of weights are right."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tilewright as tw
+from tests.driver.training_models import trained, without_chance
+
+
+def test_what_is_kept_for_the_gradient_is_told() -> None:
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(4)))
+    x = torch.randn(8, 16)
+    found = {}
+    for share in (1.0, 0.5):
+        step = tw.compile(lambda x: net(x).square().mean(), strict=True, activation_memory=share)
+        step(x).backward()
+        (found[share],) = tw.explain(step).of("kept")
+    assert found[1.0].data["bytes"] == found[1.0].data["usual"] > 0
+    assert 0 < found[0.5].data["bytes"] <= found[1.0].data["bytes"] // 2
+    assert found[0.5].data["again"] and "without a limit" in found[0.5].message
+
+
+def test_updates_of_an_optimizer_are_one_native_program() -> None:
+    """Dynamo writes them with an operator of Inductor's, a product with a sum."""
+    net = nn.Linear(3, 4)
+    for p in net.parameters():
+        p.grad = torch.randn_like(p)
+    others = copy.deepcopy(net)
+    for p, q in zip(net.parameters(), others.parameters(), strict=True):
+        assert p.grad is not None
+        q.grad = p.grad.clone()
+    ours, eager = (torch.optim.AdamW(m.parameters(), 1e-2) for m in (net, others))
+
+    def update() -> None:
+        ours.step()
+
+    fast = torch.compile(update, backend="tilewright", options={"strict": True})
+    for _ in range(3):
+        fast()
+        eager.step()
+    for p, q in zip(net.parameters(), others.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("name", ["transformer", "lstm", "unet"])
+def test_gradients_of_networks(name: str, share: float) -> None:
+    given = trained(name, small=True)
+    without_chance(given.module)
+    eager, exact = copy.deepcopy(given.module), copy.deepcopy(given.module).double()
+    wide = [x.double() if x.is_floating_point() else x for x in given.batch]
+    fast = tw.compile(given.module, activation_memory=share)
+    for call, batch in ((fast, given.batch), (eager, given.batch), (exact, wide)):
+        call(*batch).backward()
+    every = (dict(m.named_parameters()) for m in (given.module, eager, exact))
+    for (name, p), e, q in zip(*(x.items() if k == 0 else x.values() for k, x in enumerate(every))):
+        assert p.grad is not None and e.grad is not None and q.grad is not None
+        theirs = float((e.grad.double() - q.grad).abs().max())
+        allowed = 2 * theirs + 4 * torch.finfo(torch.float32).eps * float(q.grad.abs().max())
+        assert float((p.grad.double() - q.grad).abs().max()) <= allowed, name

@@ -1,0 +1,307 @@
+"""Training steps (forward, backward, optimizer) of nine networks by ours, eager and Inductor.
+
+    python -m tests.driver.training_steps [NAME …] [--rounds 10] [--small] [--json out.json]
+    python -m tests.driver.training_steps transformer --activation-memory 0.5 --only ours eager
+    python -m tests.driver.training_steps unet --profile       # our kernels by their time
+    python -m tests.driver.training_steps lstm --cpu-time      # one thread, and its own time
+    python -m tests.driver.training_steps --check --small      # gradients against float64
+
+All are compiled in one process, on the same weights, and make steps in turn; the table has medians.
+Memory is measured in processes of their own: `saved` is what autograd holds between a forward and
+its backward pass, weights and the batch left out; `peak` is how far a step grows the process, with
+gradients, after what the compiler kept of earlier steps was given back. Inductor takes part where
+there is a compiler of C++. On a machine that does other work, only `--cpu-time` says something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import ctypes
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import tilewright as tw
+from tests.driver import training_profile
+from tests.driver.training_models import MODELS, Trained, trained, without_chance
+from tilewright.bench.resident import ResidentPeak
+from tilewright.runtime import pool
+
+CONTENDERS = ("ours", "eager", "inductor")
+WARM = 3  # steps before anything is measured: the first compiles, the second packs
+
+
+@dataclass
+class Found:
+    """What was measured of one contender."""
+
+    seconds: list[float] = field(default_factory=list)
+    saved: int = 0  # bytes between forward and backward
+    peak: int = 0  # bytes that a step grows the process by
+    fallbacks: int = 0
+    kernels: int = 0
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds) if self.seconds else math.nan
+
+
+class Step:
+    """One contender's training step."""
+
+    def __init__(self, by: str, given: Trained, optimizer: torch.optim.Optimizer, **options: Any):
+        self.module, self.batch, self.optimizer = given.module, given.batch, optimizer
+        self.parts: list[Any] = []
+        self.call: Callable[..., Any] = given.module
+        self.update: Callable[[], Any] = optimizer.step
+
+        def update() -> None:  # a frame of its own: torch leaves the one of `step` to eager
+            optimizer.step()
+
+        if by == "ours":
+            self.call = tw.compile(given.module, **options)
+            self.update = torch.compile(update, backend="tilewright")
+            self.parts = [self.call, self.update]
+        elif by == "inductor":
+            self.call = torch.compile(given.module)
+            self.update = torch.compile(update)
+
+    def __call__(self) -> torch.Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.call(*self.batch)
+        loss.backward()
+        self.update()
+        return loss.detach()
+
+    def saved_bytes(self) -> int:
+        """Memory that autograd holds when a forward pass is over."""
+        own = {x.untyped_storage().data_ptr() for x in self.module.state_dict().values()}
+        own |= {x.untyped_storage().data_ptr() for x in self.batch}
+        held: dict[int, int] = {}
+
+        def pack(x: torch.Tensor) -> torch.Tensor:
+            memory = x.untyped_storage()
+            if memory.data_ptr() not in own:
+                held[memory.data_ptr()] = memory.nbytes()
+            return x
+
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            loss = self.call(*self.batch)
+        del loss
+        return sum(held.values())
+
+    def peak_bytes(self) -> int:
+        """How far a step grows the process."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for p in training_profile.programs_of(self.parts):
+            p.trim()
+        with suppress(AttributeError, OSError):  # another library of C
+            ctypes.CDLL(None).malloc_trim(0)
+        grown = ResidentPeak()
+        self()
+        return grown.grown()
+
+
+def contenders(asked: Sequence[str]) -> list[str]:
+    if "inductor" in asked and shutil.which("g++") is None:
+        print("Inductor is left out: it needs g++", flush=True)
+        return [c for c in asked if c != "inductor"]
+    return list(asked)
+
+
+def made(name: str, small: bool) -> tuple[Trained, torch.optim.Optimizer]:
+    given = trained(name, small)
+    return given, given.optimizer(given.module.parameters())
+
+
+def measured(name: str, by: Sequence[str], given: argparse.Namespace) -> dict[str, Found]:
+    """Steps in turn."""
+    torch._dynamo.reset()
+    model, optimizer = made(name, given.small)
+    steps = {c: Step(c, model, optimizer, **options_of(c, given)) for c in by}
+    found = {c: Found() for c in by}
+    for c, step in steps.items():
+        began = time.perf_counter()
+        for _ in range(WARM):
+            step()
+        print(f"{name}: {WARM} first steps of {c}, {time.perf_counter() - began:.1f} s", flush=True)
+    clock = time.process_time if given.cpu_time else time.perf_counter
+    for _ in range(given.rounds):
+        for c, step in steps.items():
+            began = clock()
+            step()
+            found[c].seconds.append(clock() - began)
+    for c, step in steps.items():
+        for part in step.parts:
+            report = tw.explain(part)
+            found[c].fallbacks += len(report.fallbacks)
+            found[c].kernels += sum(p.calls for p in report.programs)
+    return found
+
+
+def options_of(contender: str, given: argparse.Namespace) -> dict[str, Any]:
+    if contender != "ours" or given.activation_memory is None:
+        return {}
+    return {"activation_memory": given.activation_memory}
+
+
+def memory(name: str, by: str, given: argparse.Namespace) -> tuple[int, int]:
+    """Bytes saved, and how far a step grows a process of its own."""
+    command = [sys.executable, "-m", __spec__.name, name, "--only", by, "--memory-of-one"]
+    command += ["--threads", str(given.threads)] + (["--small"] if given.small else [])
+    if given.activation_memory is not None:
+        command += ["--activation-memory", str(given.activation_memory)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    saved, peak = out.split()[-2:]
+    return int(saved), int(peak)
+
+
+def memory_of_one(name: str, by: str, given: argparse.Namespace) -> None:
+    model, optimizer = made(name, given.small)
+    step = Step(by, model, optimizer, **options_of(by, given))
+    for _ in range(WARM):
+        step()
+    print(step.saved_bytes(), step.peak_bytes())
+
+
+def facts(rows: dict[str, dict[str, Found]]) -> dict[str, Any]:
+    def of(f: Found) -> dict[str, Any]:
+        return asdict(f) | {"median": f.median}
+
+    return {name: {c: of(f) for c, f in found.items()} for name, found in rows.items()}
+
+
+def table(rows: dict[str, dict[str, Found]]) -> None:
+    head = f"{'':12}" + "".join(f"{c:>30}" for c in CONTENDERS)
+    print(head + f"{'over eager':>12}{'inductor':>10}{'best':>7}{'kernels':>9}{'fallbacks':>10}")
+    best = []
+    for name, found in rows.items():
+        line = f"{name:12}"
+        for c in CONTENDERS:
+            f = found.get(c)
+            said = "" if f is None else f"{f.median * 1e3:9.1f} ms {f.saved / 1e6:7.1f}"
+            line += f"{said if f is None else f'{said} {f.peak / 1e6:7.1f} MB':>30}"
+        ours = found.get("ours")
+        if ours is not None:
+            times = {c: found[c].median / ours.median for c in ("eager", "inductor") if c in found}
+            line += f"{times.get('eager', math.nan):12.2f}{times.get('inductor', math.nan):10.2f}"
+            if times:
+                best.append(min(times.values()))
+                line += f"{best[-1]:7.2f}"
+            line += f"{ours.kernels:9}{ours.fallbacks:10}"
+        print(line)
+    if best:
+        mean = math.exp(sum(map(math.log, best)) / len(best))
+        print(f"geometric mean over the best of the others: {mean:.2f}, least {min(best):.2f}")
+    print("ms: median of a step; MB: saved between the passes, peak of a step")
+
+
+def check(name: str, given: argparse.Namespace) -> bool:
+    """Loss and gradients of ours against float64: at most twice eager's own error, and 4 units in
+    the last place of the largest value."""
+    torch._dynamo.reset()
+    model = trained(name, given.small)
+    without_chance(model.module)
+    runs: dict[str, dict[str, torch.Tensor]] = {}
+    for who in ("ours", "eager", "exact"):
+        module = copy.deepcopy(model.module)
+        batch = model.batch
+        if who == "exact":
+            module = module.double()
+            batch = tuple(x.double() if x.is_floating_point() else x for x in batch)
+        call = tw.compile(module, **options_of("ours", given)) if who == "ours" else module
+        loss = call(*batch)
+        loss.backward()
+        runs[who] = {"loss": loss.detach()} | _gradients(module)
+    return _judged(name, runs)
+
+
+def _gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+
+
+def _judged(name: str, runs: dict[str, dict[str, torch.Tensor]]) -> bool:
+    wrong, worst = [], 0.0
+    for key, right in runs["exact"].items():
+        errors = [float((runs[who][key].double() - right).abs().max()) for who in ("ours", "eager")]
+        allowed = 2 * errors[1] + 4 * torch.finfo(torch.float32).eps * float(right.abs().max())
+        worst = max(worst, errors[0] / allowed if allowed else 0.0)
+        if not errors[0] <= allowed:
+            wrong.append(f"{key}: error {errors[0]:.2e}, eager's {errors[1]:.2e}")
+    missing = runs["exact"].keys() ^ runs["ours"].keys()
+    wrong += [f"{key}: no gradient on one side" for key in missing]
+    print(
+        f"{name}: {len(wrong)} of {len(runs['exact'])} wrong, worst {worst:.2f} of what is allowed"
+    )
+    for line in wrong[:10]:
+        print(f"  {line}")
+    return not wrong
+
+
+def profile(name: str, given: argparse.Namespace) -> None:
+    """Our kernels by the time that they take in a step."""
+    model, optimizer = made(name, given.small)
+    step = Step("ours", model, optimizer, **options_of("ours", given))
+    training_profile.shown(step, step.parts, given.rounds, given.cpu_time)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", default=[], help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--activation-memory", type=float)
+    parser.add_argument("--no-memory", action="store_true", help="no processes for memory")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--memory-of-one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if given.cpu_time:
+        given.threads = 1
+    torch.set_num_threads(given.threads)
+    pool.set_threads(given.threads)
+    names = given.names or list(MODELS)
+    for name in names:
+        if name not in MODELS:
+            parser.error(f"{name} is none of {', '.join(MODELS)}")
+    if given.memory_of_one:
+        memory_of_one(names[0], given.only[0], given)
+        return 0
+    if given.check:
+        wrong = [name for name in names if not check(name, given)]
+        return 1 if wrong else 0
+    if given.profile:
+        for name in names:
+            profile(name, given)
+        return 0
+    by, rows = contenders(given.only), {}
+    for name in names:
+        rows[name] = measured(name, by, given)
+        for c in () if given.no_memory else by:
+            rows[name][c].saved, rows[name][c].peak = memory(name, c, given)
+        if given.json:
+            given.json.write_text(json.dumps(facts(rows), indent=1))
+    table(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
