@@ -168,7 +168,8 @@ class Campaign:
         self._threads: list[threading.Thread] = []
         self._began = time.monotonic()
         self._live: set[Process] = set()
-        self._slice = SLICE
+        # One alone gives way to nobody: its process goes on until it is too large.
+        self._slice = SLICE if len(counts) > 1 else float("inf")
 
     @contextmanager
     def _process(self, arguments: list[str], memory: int) -> Iterator[Process]:
@@ -186,7 +187,7 @@ class Campaign:
 
     def start(self, jobs: int) -> None:
         self._began = time.monotonic()
-        if self.limits.minutes is not None:
+        if self.limits.minutes is not None and len(self.counts) > 1:
             turn = 60 * self.limits.minutes * jobs / (3 * len(self.counts))
             self._slice = min(SLICE, max(SHORTEST_SLICE, turn))
         self._threads = [threading.Thread(target=self._job) for _ in range(max(1, jobs))]

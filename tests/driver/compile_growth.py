@@ -2,11 +2,13 @@
 
     python -m tests.driver.compile_growth                 # the whole table
     python -m tests.driver.compile_growth steps layers    # some programs
+    TILEWRIGHT_REGIONS=0 python -m tests.driver.compile_growth layers    # without regions
 
 Each program is compiled at several sizes without a cache, and compared with PyTorch: each in a
 process of its own, since a first compilation also loads the compiler. Seconds are those of the
-processor: first what is done here, then with what PyTorch takes to capture the program. A ratio is
-of the seconds here, to those of the size that a program is compared with.
+processor: first what is done here, then with what PyTorch takes to capture the program, then those
+of each stage. A ratio is of the seconds here, to those of the size that a program is compared with.
+Bytes are those of the machine code, of kernels and of the functions that call them.
 """
 
 from __future__ import annotations
@@ -16,9 +18,13 @@ import json
 import random
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -26,17 +32,20 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from tests.driver.scaling import Family, Measured, measure, torch_calls
+import tilewright as tw
+from tests.driver.scaling import Family, Run, measure, torch_calls
+from tilewright.driver.program import compile, phases
+from tilewright.runtime.program_data import ProgramData
 
-Program = Callable[[int], tuple[Callable[..., Any], Sequence[Tensor]]]
+Program = Callable[[int], tuple[Callable[..., Any], Sequence[Tensor]] | tuple[Run, Run]]
 
 
 class Block(nn.Module):
     """A layer of a transformer, the norms first."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, nn.Dropout(dropout)
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -44,12 +53,27 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heads = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = heads.permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norms[1](x))))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = x + self.dropout(self.out(mixed))
+        return x + self.dropout(self.down(F.gelu(self.up(self.norms[1](x)))))
 
 
 def layers(n: int) -> Any:
     return nn.Sequential(*[Block(64, 4) for _ in range(n)]).eval(), (torch.randn(2, 32, 64),)
+
+
+def training(n: int) -> tuple[Run, Run]:
+    """A step of training with dropout, whose numbers are not eager's: gradients are finite."""
+    model = nn.Sequential(*[Block(64, 4, 0.1) for _ in range(n)])
+    x = torch.randn(2, 32, 64)
+
+    def run() -> list[bool]:
+        torch._dynamo.reset()
+        with torch.enable_grad():
+            tw.compile(model)(x).square().mean().backward()
+        return [p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()]
+
+    return run, lambda: [True for _ in model.parameters()]
 
 
 def mlp(n: int) -> Any:
@@ -106,6 +130,7 @@ def operators(n: int) -> Any:
 PROGRAMS: dict[str, tuple[Program, tuple[int, ...], int]] = {
     "steps": (steps, (16, 64, 256, 1024), 64),
     "layers": (layers, (2, 4, 8, 16, 32), 8),
+    "training": (training, (2, 4, 8, 16, 32), 8),
     "mlp": (mlp, (50, 100, 200, 400), 50),
     "operators": (operators, (500, 1000, 2000, 4000, 8000), 500),
 }
@@ -118,14 +143,42 @@ def cold(name: str, n: int) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def one(name: str, n: int) -> Measured:
+class Stages(phases.Phases):
+    """Seconds of the stages of all programs."""
+
+    total_of: ClassVar[dict[str, float]] = {}
+
+    def __setitem__(self, name: str, seconds: float) -> None:
+        before = Stages.total_of.get(name, 0.0)
+        Stages.total_of[name] = before + seconds - self.get(name, 0.0)
+        super().__setitem__(name, seconds)
+
+
+def one(name: str, n: int) -> dict[str, Any]:
     make = PROGRAMS[name][0]
+    code = Counter[str]()
+    made = compile.Builder.data
 
-    def both(n: int) -> Any:
+    def both(n: int) -> tuple[Run, Run]:
         torch.manual_seed(n)
-        return torch_calls(*make(n))
+        what, with_ = make(n)
+        return (what, with_) if callable(with_) else torch_calls(what, with_)
 
-    return measure(Family(name, both, n, ()), n)
+    def data(builder: compile.Builder) -> ProgramData:
+        code.update(kernels=sum(len(k.image) for k in builder.kernels.values()))
+        code.update(entries=len(builder.image), count=len(builder.kernels))
+        return made(builder)
+
+    clock = SimpleNamespace(perf_counter=time.process_time)
+    with (
+        patch.object(compile, "Phases", Stages),
+        patch.object(phases, "time", clock),
+        patch.object(compile.Builder, "data", data),
+    ):
+        found = measure(Family(name, both, n, ()), n)
+    stages = {k: v for k, v in Stages.total_of.items() if v > 0.0005}
+    rest = {"translation": found.seconds - sum(stages.values())}
+    return {**asdict(found), "stages": rest | stages, "code": dict(code)}
 
 
 def main() -> None:
@@ -135,17 +188,22 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("PROGRAM", "SIZE"), help="in this process")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(asdict(one(options.one[0], int(options.one[1])))))
+        print(json.dumps(one(options.one[0], int(options.one[1]))))
         return
     console = Console()
-    table = Table("program", "size", "seconds here", "with capture", "ratio")
+    titles = ("program", "size", "seconds here", "with capture", "ratio", "stages", "code")
+    table = Table(*titles)
     for name in options.programs or PROGRAMS:
         _, sizes, compared = PROGRAMS[name]
         found = {n: cold(name, n) for n in sizes if n <= options.most}
         for n, m in found.items():
             base = found.get(compared, m)["seconds"]
             seconds = m["error"] or f"{m['seconds']:.2f}"
-            table.add_row(name, str(n), seconds, f"{m['whole']:.2f}", f"{m['seconds'] / base:.2f}")
+            stages = ", ".join(f"{k} {v:.2f}" for k, v in m["stages"].items())
+            code = ", ".join(f"{k} {v}" for k, v in m["code"].items())
+            row = seconds, f"{m['whole']:.2f}", f"{m['seconds'] / base:.2f}", stages, code
+            table.add_row(name, str(n), *row)
+            print(name, n, *row, flush=True)  # before all are done
     console.print(table)
 
 

@@ -50,10 +50,10 @@ def random_program(seed: int, steps: Sequence[tuple[Step, float]] = (*STEPS, *LO
     elif m.numbers:
         calls = [{"call": k} for k in range(3)]
     made = m.program(r.randint(1, 4), calls)
-    return _running(made)
+    return running(made)
 
 
-def _running(p: Program) -> Program:
+def running(p: Program) -> Program:
     """With the calls that eager runs: some lines are for the first sizes only."""
     good = []
     for sizes in p.calls:
@@ -70,10 +70,10 @@ def failure(program: Program) -> Failure | None:
     return torch_judge.failure(program)
 
 
-def as_code(program: Program) -> str:
+def as_code(program: Program, module: str = "tests.driver.random_torch") -> str:
     quoted = "".join(f"# {line}".rstrip() + "\n" for line in str(program).splitlines())
     return (
-        "from tests.driver.random_torch import GENERATOR\n"
+        f"from {module} import GENERATOR\n"
         "from tests.driver.torch_programs import Input, Line, Program\n"
         "from tests.generators import reproduce\n\n"
         f"{quoted}\n{program.as_code()}\nreproduce(GENERATOR, PROGRAM)\n"

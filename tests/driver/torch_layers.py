@@ -8,7 +8,7 @@ from tests.driver.torch_steps import STEPS as OPERATORS
 from tests.driver.torch_steps import Step
 
 
-def _to(m: Maker, x: str) -> str:
+def like(m: Maker, x: str) -> str:
     """What gives a layer the dtype of its input."""
     kind = str(m.value(x).dtype)
     return "" if kind == "torch.float32" else f".to({kind})"
@@ -19,7 +19,7 @@ def linear(m: Maker) -> None:
     if x and (not m.dynamic or _static(m, x)):
         bias = m.random.choice((True, True, False))
         n, width = m.value(x).shape[-1], m.random.choice((1, 3, 8, 17))
-        layer = m.module(f"nn.Linear({n}, {width}, bias={bias}){_to(m, x)}")
+        layer = m.module(f"nn.Linear({n}, {width}, bias={bias}){like(m, x)}")
         m.say(m.smooth, f"{layer}({x})")
 
 
@@ -48,7 +48,7 @@ def convolution(m: Maker) -> None:
     name = f"nn.Conv{rank}d" if r.random() < 0.85 else f"nn.ConvTranspose{rank}d"
     layer = m.module(
         f"{name}({channels}, {out}, {kernel}, stride={stride}, padding={padding}, "
-        f"groups={groups}){_to(m, x)}"
+        f"groups={groups}){like(m, x)}"
     )
     m.say(m.smooth, f"{layer}({x}) * 0.5")
 
@@ -73,7 +73,7 @@ def norm(m: Maker) -> None:
         # In training the statistics are those of the batch, and running ones change.
         if len(shape) <= 4:
             texts += [f"nn.BatchNorm{len(shape) - 2}d({shape[1]}, eps=0.1)"] * 2
-    layer = m.module(m.random.choice(texts) + _to(m, x))
+    layer = m.module(m.random.choice(texts) + like(m, x))
     m.say(m.smooth, f"{layer}({x})")
 
 

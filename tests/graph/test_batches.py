@@ -10,11 +10,11 @@ from tests.graph.random_graphs import random_graph
 from tilewright import ops
 from tilewright.base.events import Log
 from tilewright.graph.batches import FEWEST
-from tilewright.graph.cluster import Fused
+from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import plan
 from tilewright.ir.interpret import evaluate
-from tilewright.ir.node import Node
+from tilewright.ir.node import Graph, Node
 
 SHAPES = [(40, 300), (300,), (7, 11, 5), (1, 3), (2,), (64, 64)]
 
@@ -88,10 +88,18 @@ def test_an_input_that_is_read_afterwards_is_not_replaced() -> None:
 def test_no_other_value_lies_where_the_input_is() -> None:
     """A value that the result may overwrite would have had the memory of the result before it."""
     a, b = arg("a", 4), arg("b", 4)
-    sums = ops.mul(b, b)
-    most = ops.sum(sums, (0,))
-    new = ops.add(a, ops.mul(sums, most))
-    assert in_place(fused(new, ops.sum(new, (0,))), {0: a}) == {0}
+    first = ops.exp(b)
+    total = ops.sum(first, (0,))
+    scaled = ops.mul(first, total)
+    new = ops.add(a, scaled)
+    clusters = (
+        Cluster((first,), (b,), (first,), "map"),
+        Cluster((total,), (first,), (total,), "column", total),
+        Cluster((scaled, new), (first, total, a), (new,), "map"),
+    )
+    f = Fused(Graph("g", (a, b), (new,)), clusters, ())
+    assert plan(f).in_place  # of what is new, in the memory of the first
+    assert in_place(f, {0: a}) == {0}
 
 
 @pytest.mark.parametrize("seed", range(12))

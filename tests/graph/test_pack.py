@@ -67,6 +67,23 @@ def test_transposed_weights_are_packed_from_where_they_are() -> None:
     assert names(f.clusters[0]) == {"permute", "relayout"} and f.clusters[0].inputs == (w,)
 
 
+def test_a_left_operand_that_lies_across_is_stored_once_more() -> None:
+    """As in the gradient of a weight: rows of a tile would be far from each other in memory."""
+    g, x = arg("g", 512, 256), arg("x", 512, 128)
+    across, along = (build.permute(g, (1, 0)), arg("h", 256, 512))
+    assert maps(build.matmul(across, x), target=AVX512) == [
+        "a0, a1 -> a0, a1",
+        "a0, a1 -> a1//48, a0, a1%48",
+    ]
+    assert len(maps(build.matmul(along, x), target=AVX512)) == 1
+    few = build.matmul(build.permute(arg("f", 64, 128), (1, 0)), arg("y", 64, 128))
+    assert len(maps(few, target=AVX512)) == 1  # it is in the caches anyway
+    made = PackOperands.of(AVX512).apply(graph(build.matmul(across, x)), Log())
+    f = fuse(made, TARGET, Log())
+    check(f)
+    assert kinds(f) == ["map", "map", "contract"]
+
+
 def test_convolution_weights() -> None:
     y = build.conv_valid(arg("x", 2, 8, 10, 10), weight("w", 24, 8, 3, 3), (1, 1), (1, 1), 1)
     assert maps(y) == ["a0, a1, a2, a3 -> a0//12, a1, a2, a3, a0%12"]

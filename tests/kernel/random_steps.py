@@ -184,7 +184,8 @@ def _peel(n: Nest, rng: random.Random) -> Step | None:
         if s.kind == "serial"
         and any(isinstance(x, Loop) and s.var in D.symbols(x.extent) for x, _ in walk(s.body))
     ]
-    return Peel(rng.choice(ragged) if ragged and rng.random() < 0.95 else _loop(n, rng))
+    chosen = rng.choice(ragged) if ragged and rng.random() < 0.95 else _loop(n, rng)
+    return Peel(chosen, cases=rng.random() < 0.3)
 
 
 def _trim(n: Nest, rng: random.Random) -> Step:

@@ -435,6 +435,7 @@ EXAMPLES = {
     "unroll-guarded": (SYMBOLIC, "Split('y.i0', 4)", "Unroll('y.i0.1', guarded=True)"),
     "peel": (MAP, "Split('y.i0', 16)", "Peel('y.i0.0')"),
     "peel-symbolic": (SYMBOLIC, "Split('y.i0', 4)", "Peel('y.i0.0')"),
+    "peel-cases": (SYMBOLIC, "Split('y.i0', 4)", "Peel('y.i0.0', cases=True)"),
     "compute-at": (TWO, "", "ComputeAt('t', 'y.i0')"),
     "compute-at-reduction": (SUM, "", "ComputeAt('s', 'y.i0')"),
     "compute-at-window": (WINDOW, "Split('y.i0', 8)", "ComputeAt('t', 'y.i0.0')"),

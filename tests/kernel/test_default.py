@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.kernel.examples import EXAMPLES
@@ -101,6 +103,32 @@ def test_a_product_whose_unknown_columns_fit_one_tile(machine: str) -> None:
     judge = Judge(parse_group(ONE_TILE), [{"n": 1, "k": 3}, {"n": 7, "k": 20}])
     judge.exact = False
     check(judge, get(machine) if machine != "host" else default())
+
+
+DEEP = """
+group deep
+  in x: f32[64,1024]
+  in w: f32[2,1024,48] laid out by k, j -> j//48, k, j%48
+  out y: f32[64,96]
+  local t: f32[64,96]
+  t[t.i0,t.i1] add= x[t.i0,t.r0] * w[t.i1//48,t.r0,t.i1%48] for {loops} from 0.0
+  y[y.i0,y.i1] = max(t[y.i0,y.i1], 0.0) for y.i0 in 64, y.i1 in 96
+"""
+DEEP = DEEP.format(loops="t.i0 in 64, t.i1 in 96, t.r0 in 1024")
+
+
+def test_all_columns_pass_by_a_part_of_a_long_sum() -> None:
+    """Where a panel does not fit the second cache, the sums of a block of rows do; where it fits,
+    a tile adds up all of it."""
+    judge = Judge(parse_group(DEEP), [{}])
+    judge.exact = False
+    small, large = (replace(get("x86-64-v4"), l2=n << 10, cores=2) for n in (256, 2048))
+    trace, nest = default_schedule(judge.group, small)
+    assert "ComputeAt(stage='t', at='y.i0.0')" in print_trace(trace)
+    assert "Reorder(order=('t.i1.0', 't.i0.0', 't.i0.1', 't.i1.1'))" in print_trace(trace)
+    judge.nest(nest)
+    trace, _ = default_schedule(judge.group, large)
+    assert "'t.i1.0', 't.i0.0'" not in print_trace(trace)
 
 
 IMAGE = """

@@ -181,6 +181,7 @@ REFUSALS = [
     (LOWEST_BEFORE, "", "Trim('t.r0')", "every iteration of t.r0 may matter"),
     (SOME_PARTS, "", "Trim('p.r0')", "every iteration of p.r0 may matter"),
     (MAP, "Split('y.i0', 16); Parallel('y.i0.0')", "Peel('y.i0.0')", "already parallel"),
+    (SYMBOLIC, "Split('y.i0', 32)", "Peel('y.i0.0', cases=True)", "31 cases of the tail"),
     (TWO, "", "ComputeAt('x', 'y.i0')", "x is an argument"),
     (TWO, "", "ComputeAt('q', 'y.i0')", "there is no buffer q"),
     (TWO, "", "ComputeAt('t', 'y.i9')", "there is no loop y.i9"),

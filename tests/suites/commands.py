@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.suites.opinfo_runs import Outcome
 
@@ -33,6 +34,12 @@ def add_arguments(
     parser.add_argument("--timeout", type=float, default=timeout, help=f"seconds for one {what}")
     parser.add_argument("--update", action="store_true", help="rewrite the list of failures")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="outcomes are added to this file as they come; what stands there is not run again",
+    )
 
 
 def chosen(given: argparse.Namespace, known: Iterable[str]) -> list[str]:
@@ -64,6 +71,37 @@ def surprises(
         elif o.status in inexcusable:
             found.append(f"{o.name}: {statuses[o.status]}, which no list excuses: {o.detail}")
     return sorted(found)
+
+
+def resumed(
+    given: argparse.Namespace,
+    run: Callable[[Sequence[str]], Iterable[Outcome]],
+    names: Sequence[str],
+    key: str,
+) -> Iterator[Outcome]:
+    """Outcomes of cases: those that the file of `--resume` has under this key, then the others as
+    `run` gives them, each written down at once."""
+    path: Path | None = given.resume
+    if path is None:
+        yield from run(names)
+        return
+    known: dict[str, Outcome] = {}
+    if path.exists():
+        lines = map(json.loads, path.read_text().splitlines())
+        known = {o["name"]: Outcome(**o) for line in lines if (o := line.get(key))}
+    yield from (known[name] for name in names if name in known)
+    with path.open("a", encoding="utf-8") as out:
+        for outcome in run([name for name in names if name not in known]):
+            print(json.dumps({key: outcome.as_json()}), file=out, flush=True)
+            yield outcome
+
+
+def progress(console: Console) -> Progress:
+    """A bar with a count and the time that is left."""
+    left = (MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), *left, console=console, transient=True
+    )
 
 
 def write_json(given: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:

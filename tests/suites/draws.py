@@ -78,5 +78,5 @@ def _moments_disagree(ours: list[torch.Tensor], eager: list[torch.Tensor]) -> st
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    dense = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    dense = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return dense.detach().to(torch.float64).flatten()

@@ -34,10 +34,12 @@ class Outcome:
 
 STATUSES = {
     "right": "right",
+    "rounding": "off by no more than rounding moves eager's own result",
     "wrong": "wrong numbers",
     "unsupported": "an operator without a definition (strict)",
     "no kernel": "right, but no native kernel ran",
     "capture": "torch cannot capture the entry as one graph",
+    "alike": "torch's own capture (aot_eager) is as wrong, or refuses it too",
     "error": "the compiler raised",
     "crash": "the process died",
     "timeout": "took too long",
@@ -55,10 +57,12 @@ class Settings:
     strict: bool = False
     jobs: int = 2
     timeout: float = 120.0
+    gradients: bool = False  # of the results, for all inputs that ask for one
 
     @property
     def mode(self) -> str:
-        return "strict" if self.strict else "lenient"
+        mode = "strict" if self.strict else "lenient"
+        return f"{mode} gradients" if self.gradients else mode
 
 
 def run(
@@ -155,11 +159,18 @@ class Worker:
 
 def work(pipe: connection.Connection, settings: Settings, noise: Path) -> None:
     """The worker's life: entries by name in, outcomes out."""
+    serve(pipe, noise, lambda: import_module("tests.suites.opinfo_entry").checker(settings))
+
+
+def serve(
+    pipe: connection.Connection, noise: Path, start: Callable[[], Callable[[str], Outcome]]
+) -> None:
+    """Checks cases by name until nobody asks any more; `start` makes what checks one."""
     # Compilers write to the terminal as they die; the parent reads it from here.
     with open(noise, "w") as log:
         os.dup2(log.fileno(), 2)
     faulthandler.enable()
-    check = import_module("tests.suites.opinfo_entry").checker(settings)
+    check = start()
     while True:
         try:
             name = pipe.recv()

@@ -66,7 +66,8 @@ def assembled(found: Cuts, target: Target, log: Log) -> Fused:
 
 def _in_order(c: Cluster, position: Mapping[Node, int], target: Target) -> Cluster:
     """The cluster with its nodes, inputs and outputs in the order of the graph."""
-    nodes, inputs, outputs = (sorted(x, key=position.get) for x in (c.nodes, c.inputs, c.outputs))
+    place = position.__getitem__
+    nodes, inputs, outputs = (sorted(x, key=place) for x in (c.nodes, c.inputs, c.outputs))
     if c.kind == "total" or (c.kind == "row" and target.grid is not None):
         nodes = totals_last(nodes, {n: facts(n) for n in nodes})
     elif c.kind == "column":
@@ -112,15 +113,16 @@ def lengthened(short: Shortened, found: Cuts) -> Cuts | None:
     run, at = long.run, long.run.row.at
     if any(_span(c.cluster, run) > REACH * run.period for c in found.cuts):
         return None
-    cuts = _Decided(long, _moved_cut, [(max(map(at.get, c.cluster.nodes)), c) for c in found.cuts])
+    last = [(max(at[n] for n in c.cluster.nodes), c) for c in found.cuts]
+    cuts = _Decided(long, _moved_cut, last)
     refusals = _Decided(long, _moved_refusal, [(at[r.consumer], r) for r in found.refusals])
     aliases = _Decided(long, _moved_alias, [(at[a[0]], a) for a in found.aliases.items()])
     all_ = cuts, refusals, aliases
     for region in range(1, long.run.count):
         if all(x.repeats(region) for x in all_):
             made = [x.written_out(region) for x in all_]
-            cuts = Cuts(long.graph, tuple(made[0]), tuple(made[1]), dict(made[2]))
-            return cuts if _is_complete(cuts) else None
+            whole = Cuts(long.graph, tuple(made[0]), tuple(made[1]), dict(made[2]))
+            return whole if _is_complete(whole) else None
     return None
 
 

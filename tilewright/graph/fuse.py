@@ -337,8 +337,7 @@ class _Fuser:
         return "incompatible iteration", f"{_show(a.domain)} against {_show(b.domain)}"
 
     def too_large(self, a: Region, b: Region) -> Why | None:
-        why = self.too_much(a.size + b.size, {a.kind, b.kind})
-        if why is not None:
+        if (why := self.too_much(a.size + b.size, {a.kind, b.kind})) is not None:
             return why
         inputs = (a.inputs | b.inputs) - a.nodes.keys() - b.nodes.keys()
         count = sum(not is_scalar_constant(x) for x in inputs)
@@ -508,7 +507,8 @@ class _Fuser:
 
     def cuts(self) -> Cuts:
         aliases: dict[Node, Node] = {}
-        cuts = tuple([Cut(r.first, self.cluster(r, aliases)) for r in self.regions.live()])
+        found = [(r.first, self.cluster(r, aliases)) for r in self.regions.live()]
+        cuts = tuple([Cut(first, c) for first, c in found if first is not None])
         for o in self.graph.outputs:
             if (base := self.renamed(o)) is not None:
                 aliases[o] = base

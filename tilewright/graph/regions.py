@@ -56,7 +56,9 @@ class Size:
 class Region:
     """A growing cluster. `domain` is the shape of its outputs; of a row, outer + inner."""
 
-    def __init__(self, number: int, kind: str, domain: tuple[Dim, ...], first: Node) -> None:
+    def __init__(
+        self, number: int, kind: str, domain: tuple[Dim, ...], first: Node | None = None
+    ) -> None:
         self.first = first  # the node that it began with
         self.number, self.kind, self.domain = number, kind, domain
         self.outer: tuple[Dim, ...] = ()

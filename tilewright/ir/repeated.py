@@ -407,8 +407,8 @@ class Lengthened:
         return Graph(whole.name, whole.inputs, outputs, self._places())
 
     def _places(self) -> dict[Node, frozenset[Place]]:
-        """The user's lines: those of a region are the same as those of the region that was
-        rewritten, unless they are other lines of the program."""
+        """The user's lines. Those of a region that was left out are the same as those of one that
+        was rewritten, unless they are other lines of the program."""
         run, made, of = self.run, self.made, self.of
         out: dict[Node, frozenset[Place]] = {}
 
@@ -416,20 +416,18 @@ class Lengthened:
             if where:
                 out[n] = out.get(n, frozenset()) | where
 
+        first = self.first_region
+        seam = run.start + (HEAD - first) * run.period
         for k, n in enumerate(run.row.nodes):
-            where = made.places.get(n)
-            if k < run.start:
-                add(self.nodes[k], where)
-            elif k >= run.end:
-                add(self.nodes[k + self.more], where)
+            add(self.nodes[k if k < seam else k + self.more], made.places.get(n))
         middle = run.count // 2
-        lines = _Lines(of, self.first_region + middle)
+        lines = _Lines(of, first + middle)
         for j in range(run.period):
             where = made.places.get(run.row.nodes[run.start + middle * run.period + j])
             if where:
-                for i in range(run.count + of.left_out):
-                    here = lines.moved(where, self.first_region + i)
-                    add(self.nodes[run.start + j + i * run.period], here)
+                for i in range(HEAD - first, HEAD - first + of.left_out):
+                    n = self.nodes[run.start + j + i * run.period]
+                    add(n, lines.moved(where, first + i))
         return out
 
     @cached_property

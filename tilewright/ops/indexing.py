@@ -19,9 +19,16 @@ from tilewright.ir.expr import Tensor, Value
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
 from tilewright.ir.positions import Shape, may_equal
-from tilewright.ir.types import TensorType, bf16, f16, f64, i8, i32, i64, u64
+from tilewright.ir.types import TensorType, bf16, f16, f64, i8, i32, i64
 from tilewright.ops.samples import booleans, case, integers, normal
-from tilewright.ops.shapes import at, axis_of, broadcast_shapes, place_of_index, same_dtype
+from tilewright.ops.shapes import (
+    at,
+    axis_of,
+    broadcast_shapes,
+    in_range,
+    place_of_index,
+    same_dtype,
+)
 
 
 def _want_index(what: str, t: TensorType) -> None:
@@ -38,18 +45,6 @@ def _want_index(what: str, t: TensorType) -> None:
 #   wrapped  they are in [-n, n)
 #   within   they are in [0, n)
 KNOWN = ("any", "wrapped", "within")
-
-
-def _in_range(raw: Value, n: Dim, known: str) -> Dim:
-    """The index that data gives, counted from the end where negative, clamped into [0, n)."""
-    i = E.cast(raw, i64)
-    size = E.index(n)
-    if known != "within":
-        i = E.select(i < 0, i + size, i)
-    if known == "any" or not D.known_lt(0, n):
-        return E.fn("max", E.fn("min", i, size - 1), E.const(0, i64)).as_dim()
-    # As an unsigned number a negative one is large: one comparison is enough.
-    return E.cast(E.fn("min", E.cast(i, u64), E.cast(size - 1, u64)), i64).as_dim()
 
 
 def _want_known(what: str, known: str) -> None:
@@ -106,7 +101,7 @@ class Gather(Op):
         k = self.axis
 
         def body(*i: Dim) -> Value:
-            return x[(*i[:k], _in_range(idx[i], x.shape[k], self.known), *i[k + 1 :])]
+            return x[(*i[:k], in_range(idx[i], x.shape[k], self.known), *i[k + 1 :])]
 
         return E.compute(idx.shape, body, x.dtype)
 
@@ -157,7 +152,7 @@ class Take(Op):
         k, n = self.axis, idx.rank
 
         def body(*i: Dim) -> Value:
-            row = _in_range(idx[i[k : k + n]], x.shape[k], self.known)
+            row = in_range(idx[i[k : k + n]], x.shape[k], self.known)
             return x[(*i[:k], row, *i[k + n :])]
 
         return E.compute(self._shape(x.shape, idx.shape), body, x.dtype)
@@ -213,7 +208,7 @@ def _advanced(
     n = max(t.rank for t in idx)
     p = place_of_index(axes)
     point, rest = i[p : p + n], iter((*i[:p], *i[p + n :]))
-    rows = {a: _in_range(at(t, point), x.shape[a], known) for a, t in zip(axes, idx, strict=True)}
+    rows = {a: in_range(at(t, point), x.shape[a], known) for a, t in zip(axes, idx, strict=True)}
     return tuple(rows[k] if k in rows else next(rest) for k in range(x.rank))
 
 
@@ -387,7 +382,7 @@ class Scatter(Op):
         k = self.axis
 
         def where(*i: Dim) -> tuple[Dim, ...]:
-            return i[:k] + (_in_range(idx[i], x.shape[k], self.known),) + i[k + 1 :]
+            return i[:k] + (in_range(idx[i], x.shape[k], self.known),) + i[k + 1 :]
 
         domain = _domain(idx.shape, x, (k,))
         return E.update(x, domain, where, lambda *i: src[i], self.reduce)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
+from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value
-from tilewright.ir.types import DType, TensorType
+from tilewright.ir.types import DType, TensorType, i64, u64
 
 Shape = tuple[Dim, ...]
 
@@ -96,3 +97,16 @@ def place_of_index(axes: Sequence[int]) -> int:
     """Where the index's dims go: at the first indexed axis if all are adjacent, else in front."""
     adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
     return axes[0] if adjacent else 0
+
+
+def in_range(raw: Value, n: Dim, known: str) -> Dim:
+    """The index that data gives, counted from the end where negative, clamped into [0, n). What is
+    `known` of it: see ops/indexing.py."""
+    i = E.cast(raw, i64)
+    size = E.index(n)
+    if known != "within":
+        i = E.select(i < 0, i + size, i)
+    if known == "any" or not D.known_lt(0, n):
+        return E.fn("max", E.fn("min", i, size - 1), E.const(0, i64)).as_dim()
+    # As an unsigned number a negative one is large: one comparison is enough.
+    return E.cast(E.fn("min", E.cast(i, u64), E.cast(size - 1, u64)), i64).as_dim()

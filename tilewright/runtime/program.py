@@ -17,6 +17,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from tilewright.ir.dim_code import size_function
 from tilewright.ir.node import Graph
 from tilewright.runtime.arenas import ARENAS, SHARED
 from tilewright.runtime.memory import aligned, require_room
@@ -116,6 +117,9 @@ class Program:
         self._load(symbols)
         self._derived: Derived | None = None
         self._static_arena = data.arena if isinstance(data.arena, int) else None
+        self._arena_of = lambda dims: data.arena_size(dict(zip(data.dims, dims, strict=True)))
+        if data.dims:
+            self._arena_of = size_function(data.arena, data.dims)
         self._watched, self._filled = 0, len(data.outputs)
 
     def _load(self, symbols: Mapping[str, int] | None) -> None:
@@ -173,7 +177,7 @@ class Program:
         return False
 
     def arena_size(self, dims: Sequence[int] = ()) -> int:
-        return self.data.arena_size(dict(zip(self.dims, dims, strict=True)))
+        return self._arena_of(dims)
 
     @property
     def folded_bytes(self) -> int:
@@ -245,7 +249,7 @@ class Program:
         size = self._static_arena
         if self.dims:
             frame.dims[: len(self.dims)] = dims
-            size = self.arena_size(dims)
+            size = self._arena_of(dims)
         assert size is not None
         if size >= SHARED:
             if size > self._shares:

@@ -6,6 +6,7 @@ python -m tests.driver.program.random_regions --count 2000 [--first SEED]
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -75,13 +76,12 @@ class Drawn:
         values = [*carried, *shared]
         for j, (step, a, b) in enumerate(self.steps):
             recent = len(values) - 1 - a % min(len(values), 4)
-            label = f"w{k}_{j}_"
             operands = values[recent], values[b % len(values)]
-            values.append(step(*operands, lambda *shape: self.w(label, shape), k))
+            values.append(step(*operands, partial(self.w, f"w{k}_{j}_"), k))
         new = values[-1]
         return [build.add(carried[0], new), *carried[:-1]], new
 
-    def w(self, label: str, shape: tuple[int, ...]) -> Node:
+    def w(self, label: str, *shape: int) -> Node:
         self.count += 1
         return input(f"{label}{self.count}", TensorType(f32, shape), self.role)
 

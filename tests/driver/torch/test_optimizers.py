@@ -77,9 +77,8 @@ def test_clipped_with_a_rate_that_changes() -> None:
     assert len(programs) == 3
     for p in programs[1:]:
         assert {at for at, _ in p.updated} == set(range(len(p.outputs)))
-    # One kernel for the tensors of all shapes, one for single numbers, and for the steps.
-    assert len(programs[-1].kernels) == 3
-    assert sum(k.calls for k in programs[-1].kernels) == 2 * len(SHAPES)
+    # One kernel for the tensors of all shapes, and few for single numbers.
+    assert len(programs[-1].kernels) <= 4 < len(SHAPES)
 
 
 def test_an_optimizer_of_ones_own() -> None:

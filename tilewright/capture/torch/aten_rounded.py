@@ -127,15 +127,6 @@ def addcdiv(c: Context, x: Node, a: Node, b: Node, *, value: Any = 1) -> Node:
     return cast(ops.add(cast(x, wide), ops.div(top, cast(b, wide))), d)
 
 
-@aten("prims.fma.default")
-def multiply_add(c: Context, a: Operand, b: Operand, x: Operand) -> Node:
-    """a * b + x, which Dynamo writes for addcmul and for add with a factor; updates of optimizers
-    are made of it. Torch's own kernel rounds the product as well."""
-    (a, b, x), d = c.promote(a, b, x)
-    wide = f32 if d in HALVES else d
-    return cast(ops.add(ops.mul(cast(a, wide), cast(b, wide)), cast(x, wide)), d)
-
-
 @aten("addr.default")
 def addr(c: Context, x: Node, a: Node, b: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
     d = c.out().dtype

@@ -61,9 +61,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         table[op] = function
     for op in as_scans():  # what they are depends on when they are looked at
         table.pop(op, None)
-    table[torch.ops.aten.native_batch_norm_backward.default] = _by_own_statistics
+    aten = torch.ops.aten
+    table[aten.native_batch_norm_backward.default] = _by_own_statistics
+    table[aten.soft_margin_loss_backward.default] = _soft_margin_backward
+    table[aten.grid_sampler_2d.default] = _sampled
     table |= for_each()
-    table[torch.ops.aten.grid_sampler_2d.default] = _sampled
     return table | of_numbers(table)
 
 
@@ -80,6 +82,14 @@ def _by_own_statistics(grad: Any, x: Any, weight: Any, mean: Any, var: Any, *res
         return NotImplemented
     none = (None, None)
     return torch.ops.aten.native_batch_norm_backward.default(grad, x, weight, *none, *rest)
+
+
+def _soft_margin_backward(grad: Any, x: Any, target: Any, reduction: int = 1) -> Any:
+    """Torch's own subtracts 1 from a sigmoid, which leaves few digits where it is near 1."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y, t = x.to(wide), target.to(wide)
+    found = -t * grad.to(wide) * torch.sigmoid(-t * y)
+    return (found / x.numel() if reduction == 1 else found).to(x.dtype)
 
 
 def _overloads(name: str) -> list[Any]:

@@ -114,7 +114,7 @@ class Explanation:
 
     @property
     def specialisations(self) -> tuple[Event, ...]:
-        return self.of("specialise")
+        return (*self.of("specialise"), *self.of("specialised"))
 
     @property
     def checks(self) -> tuple[Event, ...]:
@@ -260,6 +260,7 @@ class Explanation:
                 ("graph-break", "graph break"),
                 ("recompile", "recompile"),
                 ("specialise", "specialisation"),
+                ("specialised", "a program of its own"),
                 ("kept", "kept for the gradient"),
                 ("check", "checked at each call"),
             )

@@ -112,15 +112,15 @@ def _joined(some: list[Cluster], rows: list[tuple[int, ...]]) -> dict[Cluster, A
     try:
         general = _rebuilt(first, iter(known))
         out: dict[Cluster, AnySize] = {}
-        known: dict[tuple[int, ...], AnySize] = {}
+        done: dict[tuple[int, ...], AnySize] = {}
         for k, c in enumerate(some):
-            if rows[k] not in known:
+            if rows[k] not in done:
                 sizes = {name: column[k] // gcd(*column) for column, name in names.items()}
                 own = _graph(_rebuilt(c, iter(rows[k])))
                 if specialise(_graph(general), sizes).outputs != own.outputs:
                     return {}
-                known[rows[k]] = AnySize(general, sizes)
-            out[c] = known[rows[k]]
+                done[rows[k]] = AnySize(general, sizes)
+            out[c] = done[rows[k]]
     except TilewrightError:  # an operator that takes constant sizes only
         return {}
     return out

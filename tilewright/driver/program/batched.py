@@ -81,13 +81,14 @@ class Batches:
         assert isinstance(count, int), "batches are of known sizes"
         return Part(call, count, tuple(steps))
 
-    def joined(self, calls: Sequence[Part | Call]) -> Action:
-        """One action for the calls of a batch."""
-        if len(calls) == 1 and isinstance(calls[0], Call):
-            return calls[0]
-        parts = tuple(x if isinstance(x, Part) else Part(x) for x in calls)
-        known = [n for p in parts for n in p.call.sizes if isinstance(n, int)]
-        return Batch(parts, parallel=sum(known) > SMALL)
+    def joined(self, calls: Sequence[Part | Call]) -> Iterator[Action]:
+        """One action for the calls of a batch; those that take sizes are actions of their own."""
+        alone = [x for x in calls if isinstance(x, Call) and (x.dims or len(calls) == 1)]
+        yield from alone
+        parts = [x if isinstance(x, Part) else Part(x) for x in calls if x not in alone]
+        if parts:
+            known = [n for p in parts for n in p.call.sizes if isinstance(n, int)]
+            yield Batch(tuple(parts), parallel=sum(known) > SMALL)
 
     def symbols(
         self, clusters: Sequence[Cluster], calls: Sequence[Part | Call]

@@ -341,7 +341,7 @@ class Builder:
                 continue
             calls = [batches.part(c) or self._call(c, fused, p, where, sized) for c in some]
             symbols |= batches.symbols(some, calls)
-            actions.append(batches.joined(calls))
+            actions += batches.joined(calls)
         for out, source in p.copies:
             if source.ttype.size != 0:
                 copy, dims_given = self.copy(source.ttype)

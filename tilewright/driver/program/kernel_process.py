@@ -8,6 +8,7 @@ import pickle
 import selectors
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from tilewright.base import knobs
 from tilewright.base.machine import usable_cores
+from tilewright.driver.program.options import Options
 from tilewright.ir.node import Graph
 from tilewright.ir.target import Target
 
@@ -71,17 +73,30 @@ class Answer:
     refused: str = ""
 
 
+@dataclass(frozen=True)
+class WholeProgram:
+    """A program to compile, which nobody waits for: the text of its graph, and for how many threads
+    it is scheduled. The answer is an entry of the cache (program_cache.py), or why there is none:
+    an error's sentence."""
+
+    graph: str
+    options: Options
+    threads: int
+
+
 class KernelProcess:
     """One process, for one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: str = _SERVER, settings: Mapping[str, str] | None = None) -> None:
+        """`server`: Python that it runs; `settings`: of its environment, besides those of this
+        process."""
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._owner = os.getpid()
         self._ready = self.ended = False
         # -P: files of the current directory are not what is imported.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _SERVER],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            [sys.executable, "-P", "-c", server],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | dict(settings or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -96,14 +111,22 @@ class KernelProcess:
 
     def answer(self, request: Request) -> Answer | None:
         """The kernel; None where that process cannot compile it, or has ended."""
+        found = self._asked(request)
+        return found if isinstance(found, Answer) else None
+
+    def program(self, request: WholeProgram) -> bytes | str | None:
+        """The program, or why there is none; None where the process has ended."""
+        found = self._asked(request)
+        return found if isinstance(found, (bytes, str)) else None
+
+    def _asked(self, request: object) -> Any:
         try:
             pickle.dump(request, self._input)
             self._input.flush()
         except OSError:
             self.ended = True
             return None
-        found = self._read()
-        return found if isinstance(found, Answer) else None
+        return self._read()
 
     def give_back(self) -> None:
         """For the next program; one that ends by itself is no longer used."""
@@ -118,6 +141,10 @@ class KernelProcess:
         if self._owner == os.getpid() and self._process.poll() is None:
             return not self.ended
         return False
+
+    def kill(self) -> None:
+        """End it, while another thread may wait for what it answers."""
+        self._process.kill()
 
     def close(self) -> None:
         """End it: it has nothing to finish."""
@@ -167,9 +194,7 @@ def processes_for(graph: Graph, target: Target) -> list[KernelProcess]:
     """Processes that help to compile a graph, where it is large enough; they start while this one
     goes on. None where they cannot be started."""
     jobs = compile_jobs(target)
-    # Where Python is inside another program, that is the executable: it must not be started again.
-    python = "py" in os.path.basename(sys.executable or "") and not hasattr(sys, "frozen")
-    if jobs == 1 or not knobs.compile_processes.get() or not python:
+    if jobs == 1 or not may_start():
         return []
     kernels, most = (_KERNELS, _MOST) if target.grid is None else (_GRID_KERNELS, _GRID_MOST)
     nodes = graph.nodes()
@@ -180,6 +205,13 @@ def processes_for(graph: Graph, target: Target) -> list[KernelProcess]:
         while len(found) < min(jobs - 1, wanted, most):
             found.append(_one())
     return found
+
+
+def may_start() -> bool:
+    """May this process start others that compile for it?"""
+    # Where Python is inside another program, that is the executable: it must not be started again.
+    python = "py" in os.path.basename(sys.executable or "") and not hasattr(sys, "frozen")
+    return bool(knobs.compile_processes.get()) and python
 
 
 def compile_jobs(target: Target) -> int:

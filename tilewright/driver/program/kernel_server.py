@@ -15,9 +15,10 @@ import pickle
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
-from typing import IO
+from typing import IO, Any
 
 from tilewright.base.errors import TilewrightError
 from tilewright.driver.program.kernel_process import READY, Answer, Request, Scheduled, has_more
@@ -72,7 +73,9 @@ def _chosen(request: Request, group: Group) -> Chosen:
     return Chosen(*default_schedule(group, request.target, request.choices))
 
 
-def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+def serve(
+    requests: IO[bytes], answers: IO[bytes], answered: Callable[[Any], object] = answer
+) -> None:
     """Answer until there are no more requests. Where a kernel cannot be compiled the answer is
     None: the process that requested it tries the same, and reports what is wrong with it."""
     _send(answers, READY)
@@ -82,7 +85,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         except EOFError:
             return
         try:
-            made = answer(request)
+            made = answered(request)
         except Exception:
             made = None
         _send(answers, made)
@@ -101,14 +104,14 @@ def _waits(requests: IO[bytes]) -> bool:
     return has_more(requests, _IDLE)
 
 
-def main() -> None:
+def main(answered: Callable[[Any], object] = answer) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
     gc.disable()
     families()  # declares their instructions
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything else prints is no answer
     try:
-        serve(requests, answers)
+        serve(requests, answers, answered)
     except BrokenPipeError:
         pass
     finally:

@@ -79,6 +79,13 @@ def compile_graph(
     return program
 
 
+def from_record(hit: bytes, graph: Graph, options: Options, target: Target, log: Log) -> Program:
+    """The program of an entry of the cache that another process made."""
+    program = _loaded(hit, graph, options, target, log, None)
+    program.details.graph, program.details.phases = graph, Phases()
+    return program
+
+
 def _loaded(
     hit: bytes,
     graph: Graph,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo.utils
+import torch.fx.experimental._config
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch._dynamo.exc import Unsupported as CannotCapture
@@ -50,6 +51,11 @@ _TOO_OFTEN = (
     "pass what varies as a tensor, mark sizes with dynamic=True, "
     "or raise torch._dynamo.config.recompile_limit"
 )
+# With dynamic=True sizes may be 0 or 1 too, and two that were equal once need not be again: one
+# program for all of them. Torch would compile another one for each such case. Where sizes vary as
+# calls show it, its own rules stay: 1 is often another thing, such as one token after many.
+_SIZES: Any = torch.fx.experimental._config
+_ANY_SIZE = {"use_duck_shape": False, "backed_size_oblivious": True}
 # How Dynamo's code names its helpers.
 _UTILS = "__import_torch_dot__dynamo_dot_utils"
 
@@ -89,7 +95,7 @@ class Compiled:
         fullgraph: bool,
         dynamic: bool | None,
     ) -> None:
-        self.original, self.session = function, session
+        self.original, self.session, self._dynamic = function, session, dynamic is True
         # A code object and a name of its own: Dynamo stores entries by code, sizes seen by name.
         name = f"{getattr(function, '__name__', type(function).__name__)}_{next(_number)}"
         # Dynamo leaves compiled functions in the globals of the frame: they die with this dict.
@@ -262,7 +268,8 @@ class Compiled:
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._owner is not None:
             self._owner.watch()
-        with traceable(), recurrent_layers(), substitutes(), garbage_waits():
+        sizes = _SIZES.patch(**_ANY_SIZE) if self._dynamic else nullcontext()
+        with traceable(), recurrent_layers(), substitutes(), garbage_waits(), sizes:
             out = self._slow(self.original, args, kwargs)
         self.called = True
         if self._owner is not None:

@@ -35,13 +35,15 @@ from tilewright.capture.torch.plain import plain_graph, weight_positions
 from tilewright.capture.torch.rolled import rolled
 from tilewright.capture.torch.translate import translate
 from tilewright.driver.program.interpreted import InterpretedProgram
+from tilewright.driver.program.meanwhile import compile_meanwhile
 from tilewright.driver.program.options import Options, default_passes
 from tilewright.driver.program.programs import compile_graph
 from tilewright.driver.torch.call import Unit
 from tilewright.driver.torch.devices import device_of_graph, machine_of, require_known
-from tilewright.driver.torch.fast import Program
 from tilewright.driver.torch.kept_images import Strides, keep_images
+from tilewright.driver.torch.often import Limits, Meanwhile
 from tilewright.driver.torch.options import TorchOptions
+from tilewright.driver.torch.protocol import Program
 from tilewright.driver.torch.reasons import break_reason, fallback_remedy, title_of
 from tilewright.driver.torch.recompiled import Frame, change_of
 from tilewright.driver.torch.step import Step
@@ -253,6 +255,7 @@ class Session:
             kind,
             device,
             _together(kind, len(captured.results)) if machine is not None else (),
+            self._meanwhile(machine),
         )
         self.units.append(made)
         if kind == "forward" and machine is not None:
@@ -286,8 +289,30 @@ class Session:
     ) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
+        options = self._program_options(machine, updates)
+        return compile_graph(graph, options, self.log, machine)
+
+    def _meanwhile(self, machine: Machine | None) -> Meanwhile | None:
+        """How sizes that are called often get programs; None where they do not. What measures would
+        do so while calls go on, traces are for kernels of other names, and a program of its own
+        would need weights that were given up."""
         given = self.options
-        options = Options(
+        chosen = given.choose if given.choose != "auto" else knobs.choose.get()
+        apart = given.own_weights or given.optimize or given.schedules or given.validate
+        looks = knobs.dump.get() or knobs.resume.get()
+        if machine is not None or given.executor == "interpreter" or apart or looks:
+            return None
+        if given.specialise_after == 0 or chosen == "timed":
+            return None
+        options = self._program_options(None)
+        limits = Limits(given.specialise_after, given.specialise_most)
+        return Meanwhile(limits, lambda graph, done: compile_meanwhile(graph, options, done))
+
+    def _program_options(
+        self, machine: Machine | None, updates: tuple[tuple[int, int], ...] = ()
+    ) -> Options:
+        given = self.options
+        return Options(
             passes=self._passes(machine),
             optimize=given.optimize,
             precision=given.precision,
@@ -299,7 +324,6 @@ class Session:
             one_kernel=given.one_kernel and machine is not None,
             updates=updates,
         )
-        return compile_graph(graph, options, self.log, machine)
 
     def _passes(self, machine: Machine | None) -> Pipeline | None:
         """The given list of passes; None: the default one."""

@@ -2,49 +2,44 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from tilewright import ops
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
-from tilewright.capture.torch.captured import Argument, Captured, HostCall, Returned, Segment, Slot
-from tilewright.capture.torch.dtypes import torch_dtype
+from tilewright.capture.torch.captured import Captured, HostCall, Returned, Segment, Slot
 from tilewright.driver.torch.fast import (
     Call,
-    Dry,
     Hold,
-    Program,
     Writer,
     direct_call,
     draw_seed,
     fast_call,
     is_plain,
-    known_strides,
-    label,
-    problem_found,
-    require_memory,
     slots_of,
 )
 from tilewright.driver.torch.filled import require_apart, require_like, updates_of
-from tilewright.driver.torch.late import watch
-from tilewright.driver.torch.layouts import as_announced, one_of, restrided
+from tilewright.driver.torch.layouts import as_announced, restrided
+from tilewright.driver.torch.often import Key, Meanwhile, Often, Ready, weights_apart
+from tilewright.driver.torch.protocol import Dry, Program
+from tilewright.driver.torch.segment_runner import (
+    Compile,
+    SegmentRunner,
+    numbers_of,
+)
+from tilewright.driver.torch.sizes import binders, known_strides
 from tilewright.driver.torch.staged import Stages, can_be_staged
 from tilewright.driver.weights.bound import BoundWeights
-from tilewright.driver.weights.given_up import given_up, require_elements
-from tilewright.driver.weights.watch import WeightWatch, address
-from tilewright.graph.specialise import graph_symbols, specialise
+from tilewright.driver.weights.given_up import require_elements
+from tilewright.graph.specialise import specialise
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim, Int
-from tilewright.ir.node import Graph, Input, Node, rebuild
+from tilewright.ir.dim import Dim
 from tilewright.ir.slots import (
     Number,
     Restrided,
@@ -55,8 +50,6 @@ from tilewright.ir.slots import (
     View,
     symbol_from,
 )
-
-Compile = Callable[..., Program]  # a graph, and `updates` as of Options
 
 
 class Unit:
@@ -74,37 +67,48 @@ class Unit:
         kind: str,
         device: torch.device,
         together: Sequence[int] = (),
+        meanwhile: Meanwhile | None = None,
     ) -> None:
         """Results of the numbers `together` may share memory: they are not the caller's, or live
-        and die together."""
+        and die together. `meanwhile`: None where the program of all sizes stays the only one."""
         self.device = device
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
         self._boxed_call = True  # on the object: torch's wrappers copy its attributes
+        self._binders = binders(captured.arguments)
+        self._symbols = [name for name, *_ in self._binders]
         plain = is_plain(captured)
-        if plain and device.type == "cpu" and (updates := updates_of(captured)):
-            compile = partial(compile, updates=updates)
+        if plain and not self._symbols and device.type == "cpu":
+            if updates := updates_of(captured):
+                compile = partial(compile, updates=updates)
         self.segments = [SegmentRunner(s, compile, log, keep, device) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
         self._strides = known_strides(captured.arguments)
-        plain = plain and not any(s.symbols for s in self.segments)
+        self._slots = slots_of(captured, together)
         self._bound: BoundWeights | None = None
         self._fast: Call | None = None
-        self._is_plain = plain
         self.writer: Writer | None = None  # of other ways to call it
-        if plain:
+        general = [s for s in self.segments if s.symbols and s.is_whole and device.type == "cpu"]
+        self._is_plain = plain and bool(general or not self._symbols)
+        self._staged: Stages | None = None
+        if self._is_plain:
+            often: Often[Call] | None = None
+            if general and meanwhile is not None:
+                ask = partial(self._ask, meanwhile)
+                often = Often(captured.name, self._symbols, meanwhile.limits, ask, log)
+                general[0].often = often
             made = fast_call(
                 captured,
                 self.segments[0].static_program(),
                 session,
                 device,
-                slots_of(captured, together),
+                self._slots,
                 self.restore_layouts if self.check else None,
+                often.way if often is not None else None,
             )
-            self._fast, self._bound, self.writer = made.call, made.weights, made.writer
-        self._binders = _binders(captured.arguments)
-        self._staged: Stages | None = None
-        if not plain and can_be_staged(captured) and all(s.is_whole for s in self.segments):
+            self._fast, self._bound = made.call, made.weights
+            self.writer = None if self._symbols else made.writer
+        elif can_be_staged(captured) and all(s.is_whole for s in self.segments):
             whole = [s.specialised()[0] for s in self.segments]
             restore = self.restore_layouts if self.check else None
             self._staged = Stages(captured, whole, self._binders, session, device, restore)
@@ -115,9 +119,33 @@ class Unit:
         """Every program compiled so far."""
         return [p for s in self.segments for p in s.programs()]
 
+    def _ask(self, meanwhile: Meanwhile, key: Key, ready: Ready[Call]) -> None:
+        """A function for calls of some sizes, when its program is there."""
+        dims = dict(zip(self._symbols, key, strict=True))
+        graph = self.segments[0].graph
+
+        def take(program: Program | None, said: str) -> None:
+            if program is None:
+                return ready(None, None, said)
+            program.watch(self.segments[0].segment.watched)
+            made = fast_call(
+                _of_sizes(self.captured, dims),
+                program,
+                self.session,
+                self.device,
+                self._slots,
+                self.restore_layouts if self.check else None,
+            )
+            if made.weights is not None and self._bound is not None and self._bound.tensors:
+                made.weights(self._bound.tensors)  # what is derived from them is there at once
+            ready(made.call, program, f"{said}, {weights_apart(program)}")
+
+        meanwhile.request(lambda: specialise(graph, dims), take)
+
     def into(self, args: list[Any], given: Sequence[Any]) -> list[Any]:
         """Fill the given tensors, one per result, instead of fresh ones."""
-        buffers = self.captured.segments[0].buffers if self._is_plain else ()
+        static = self._is_plain and not self._symbols
+        buffers = self.captured.segments[0].buffers if static else ()
         fresh = [r.slot for r in self.captured.results if isinstance(r, Same)]
         if fresh != [b.slot for b in buffers] or len(fresh) != len(self.captured.results):
             raise Unsupported(
@@ -167,8 +195,9 @@ class Unit:
         """A function of what a user's call passes (see `direct_call`), where there is one."""
         if not self._is_plain or self.check or self.captured.mutated:
             return None
-        program = self.segments[0].static_program()
-        make = direct_call(self.captured, program, self.device, given, self._bound)
+        program, often = self.segments[0].static_program(), self.segments[0].often
+        way = often.way if often is not None else None
+        make = direct_call(self.captured, program, self.device, given, self._bound, way)
         return make(form, hold, after, names)
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -285,6 +314,38 @@ class Reader:
     kept: frozenset[int]
 
 
+def _of_sizes(captured: Captured, dims: Mapping[str, int]) -> Captured:
+    """What was captured, for given sizes."""
+
+    def sizes(given: Sequence[Dim]) -> tuple[int, ...]:
+        return numbers_of(given, dims)
+
+    (segment,) = captured.segments
+    buffers = [replace(b, shape=sizes(b.shape), stride=sizes(b.stride)) for b in segment.buffers]
+    checks = [c if c.size is None else replace(c, size=sizes([c.size])[0]) for c in segment.checks]
+    arguments = [
+        replace(
+            a,
+            shape=sizes(a.shape),
+            stride=sizes(a.stride),
+            value=None if a.value is None else sizes([a.value])[0],
+        )
+        for a in captured.arguments
+    ]
+    results: list[Result] = []
+    for r in captured.results:
+        if isinstance(r, View):
+            (start,) = sizes([r.offset])
+            base = None if r.base is None else sizes(r.base)
+            r = View(r.slot, sizes(r.shape), sizes(r.stride), start, base)
+        elif isinstance(r, SymbolicInt):
+            r = Value(sizes([r.value])[0])
+        results.append(r)
+    graph = specialise(segment.graph, dims)
+    step = Segment(graph, tuple(buffers), tuple(checks))
+    return replace(captured, arguments=tuple(arguments), steps=(step,), results=tuple(results))
+
+
 def _read_in_eager(captured: Captured) -> set[str]:
     """Slots that host calls read, that are changed, or that are results."""
     given = [(step.args, step.kwargs) for step in captured.steps if isinstance(step, HostCall)]
@@ -293,158 +354,6 @@ def _read_in_eager(captured: Captured) -> set[str]:
     slots |= {x.slot for x in leaves if isinstance(x, (View, Restrided))}
     slots |= {name for pair in captured.mutated for name in pair}
     return slots | {r.slot for r in captured.results if isinstance(r, (Same, View, Restrided))}
-
-
-class SegmentRunner:
-    """A segment and its programs: one where shapes are static or compile symbolically, else one per
-    value of dims.
-    """
-
-    def __init__(
-        self, segment: Segment, compile: Compile, log: Log, keep: int, device: torch.device
-    ) -> None:
-        self.segment, self.graph, self.device = segment, segment.graph, device
-        self.compile, self.log, self.keep = compile, log, keep
-        self.symbols = tuple(sorted(graph_symbols(segment.graph)))
-        self._programs: OrderedDict[tuple[Any, ...], Specialised] = OrderedDict()
-        self._whole: Specialised | None = None
-        self._lock = Lock()
-        self.count = 0
-        if not self.symbols:
-            self._whole = Specialised(segment, segment.graph, compile(segment.graph), device)
-            return
-        try:
-            program = compile(segment.graph)
-        except Unsupported as problem:
-            self.log.add(
-                "specialise",
-                f"{self.graph.name} is compiled per value of {', '.join(self.symbols)}: "
-                f"{problem.what}",
-            )
-        else:
-            self._whole = Specialised(segment, segment.graph, program, device)
-
-    @property
-    def is_whole(self) -> bool:
-        """Does one program serve all sizes?"""
-        return self._whole is not None
-
-    def static_program(self) -> Program:
-        assert self._whole is not None
-        return self._whole.program
-
-    def specialised(self) -> list[Specialised]:
-        if self._whole is not None:
-            return [self._whole]
-        return list(self._programs.values())  # other threads may add to it
-
-    def programs(self) -> list[Program]:
-        return [s.program for s in self.specialised()]
-
-    def __call__(
-        self, env: dict[str, Any], dims: Mapping[str, int], numbers: Mapping[str, float]
-    ) -> None:
-        (self._whole or self._for(dims, numbers))(env, dims)
-
-    def _for(self, dims: Mapping[str, int], numbers: Mapping[str, float]) -> Specialised:
-        labels = [label(n) for n in self.graph.inputs]
-        known = {k: v for k, v in numbers.items() if k in labels}
-        key = (*(dims[s] for s in self.symbols), *known.values())
-        with self._lock:
-            found = self._programs.get(key)
-            if found is not None:
-                self._programs.move_to_end(key)
-                return found
-            self.count += 1
-            values = ", ".join(f"{s} = {dims[s]}" for s in self.symbols)
-            self.log.add(
-                "specialise",
-                f"{self.graph.name} for {values} (program {self.count}, of at most {self.keep})",
-                values={s: dims[s] for s in self.symbols},
-            )
-            graph = specialise(with_numbers(self.graph, known), dims)
-            made = Specialised(self.segment, graph, self.compile(graph), self.device)
-            self._programs[key] = made
-            if len(self._programs) > self.keep:
-                self._programs.popitem(last=False)
-            return made
-
-
-class Specialised:
-    """A program with the slots it reads and the tensors it fills."""
-
-    def __init__(
-        self, segment: Segment, graph: Graph, program: Program, device: torch.device
-    ) -> None:
-        self.segment, self.program, self.device = segment, program, device
-        program.watch(segment.watched)
-        self._sizes: Mapping[str, int] = {}  # of the latest call
-        if segment.watched and program.tells_later:
-            watch(self)
-        self.labels = [label(n) for n in graph.inputs]
-        self.dtypes = [n.dtype for n in graph.inputs]
-        self.watch = WeightWatch(program.weights) if program.weights else None
-        sizes = enumerate(n.shape for n in graph.inputs)
-        self.sizes_vary = [k for k, s in sizes if any(isinstance(d, Int) or not d for d in s)]
-        self.read: list[Any] = []  # weights of the latest call, by the program's inputs
-
-    def __call__(self, env: dict[str, Any], dims: Mapping[str, int]) -> None:
-        for b in self.segment.buffers:
-            env[b.slot] = torch.empty_strided(
-                _numbers(b.shape, dims),
-                _numbers(b.stride, dims),
-                dtype=torch_dtype(b.dtype, b.paired),
-                device=self.device,
-            )
-        inputs = []
-        for slot, dtype in zip(self.labels, self.dtypes, strict=True):
-            x = env[slot]
-            if slot.startswith("host"):
-                # An operator may give another layout than announced, and a few another dtype.
-                # The slot has it as it is: it may be a result, with eager's strides.
-                x = x.to(self.device, torch_dtype(dtype, x.is_complex())).contiguous()
-            inputs.append(x)
-        outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
-        values = [dims[s] for s in self.program.dims]
-        self._sizes = dims
-        addresses = list(map(address, inputs))
-        room = self.mend(addresses, inputs) if 0 in addresses else []
-        known = None
-        if self.watch is not None:
-            self.read = inputs
-            known = self.watch(inputs)
-        found = self.program.run(addresses, outs, values, known)
-        del room
-        if found is not None:
-            raise problem_found(self.segment, self.program, found, dims)
-
-    def mend(self, addresses: list[int], inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Addresses, of the last inputs or of all, some of which are 0, become those that a program
-        can read; gives the memory that stands in. Where data or edges decide what is read, kernels
-        read the nearest element that there is: of a tensor without any, one that stands in for
-        it."""
-        room, first = [], len(self.labels) - len(inputs)
-        for k in (k - first for k in self.sizes_vary if k >= first):
-            if inputs[k].numel() == 0:
-                room.append(one_of(inputs[k]))
-                addresses[k] = address(room[-1])
-        if 0 in addresses:
-            packed = set(self.program.weights) - set(self.program.kept)
-            names = (slot.removeprefix("in") for slot in self.labels[first:])
-            needed = enumerate(zip(names, inputs, strict=True), first)
-            require_memory(x for k, x in needed if k not in packed or given_up(x[1]) is None)
-        return room
-
-    def note_sizes(self, dims: Mapping[str, int]) -> None:
-        """Those of the latest call, for what is found later."""
-        self._sizes = dims
-
-    def found_late(self) -> Exception | None:
-        """What calls found in their data, once all work is done; it is told once."""
-        found = self.program.check()
-        if found is None:
-            return None
-        return problem_found(self.segment, self.program, found, self._sizes)
 
 
 def _take(
@@ -473,25 +382,6 @@ def _tell(d: Dim, value: int, dims: dict[str, int]) -> None:
         dims.setdefault(name, (value - constant) // factor)
 
 
-def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:
-    """Scalar inputs whose value is known become constants."""
-    if not known:
-        return graph
-
-    def known_value(n: Node) -> Node:
-        if isinstance(n.op, Input) and n.op.label in known:
-            return ops.full((), known[n.op.label], n.dtype)
-        return n
-
-    new = rebuild(graph, known_value)
-    inputs = tuple(n for n in graph.inputs if label(n) not in known)
-    return Graph(graph.name, inputs, new.outputs, new.places)
-
-
-def _numbers(dims: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(d if isinstance(d, int) else int(D.evaluate(d, values)) for d in dims)
-
-
 def _filled(tree: Any, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
     if isinstance(tree, Slot):
         return env[tree.label]
@@ -518,30 +408,11 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
         return x
     if isinstance(r, Number):
         return r.type(x.item())
-    shape, stride = _numbers(r.shape, dims), _numbers(r.stride, dims)
+    shape, stride = numbers_of(r.shape, dims), numbers_of(r.stride, dims)
     if isinstance(r, View):
         if r.base is not None:
-            x = as_announced(x, _numbers(r.base, dims))
+            x = as_announced(x, numbers_of(r.base, dims))
         start = x.storage_offset() + int(D.evaluate(r.offset, dims))
         return x.as_strided(shape, stride, start)
     assert isinstance(r, Restrided)
     return restrided(x, shape, stride, int(D.evaluate(r.offset, dims)))
-
-
-def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int, int]]:
-    """(name of a symbol, argument, its axis or None, factor, constant): where a call finds each
-    symbol's value, a number of its own where there is one.
-    """
-    out: dict[str, tuple[str, int, int | None, int, int]] = {}
-
-    def bind(d: Dim | None, index: int, axis: int | None) -> None:
-        found = symbol_from(d)
-        if found is not None and (found[0] not in out or found[1:] == (1, 0) != out[found[0]][3:]):
-            out[found[0]] = found[0], index, axis, *found[1:]
-
-    for k, a in enumerate(arguments):
-        bind(a.value, k, None)
-    for k, a in enumerate(arguments):
-        for axis, d in enumerate(a.shape):
-            bind(d, k, axis)
-    return list(out.values())

@@ -16,14 +16,17 @@ import torch
 from torch._C._dynamo import guards
 
 from tilewright.base.errors import Invalid, Unsupported
-from tilewright.capture.torch.captured import Argument, Captured, Segment
+from tilewright.capture.torch.captured import Captured, Segment
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch import many
 from tilewright.driver.torch.protocol import Dry, Program
+from tilewright.driver.torch.sizes import binders, known_strides, sizes_in, stand_ins
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import RESTORE, given_up
+from tilewright.graph.specialise import graph_symbols
+from tilewright.ir.dim_code import SizeCode
 from tilewright.ir.node import Graph, Input
-from tilewright.ir.slots import Buffer, Result, Same, Value, View
+from tilewright.ir.slots import Buffer, Result, Same, SymbolicInt, Value, View
 
 # Arguments, which it empties, and optionally tensors to fill; results.
 Call = Callable[..., list[Any]]
@@ -52,6 +55,8 @@ NAMED_LIMIT = 32
 Keeping = Callable[[list[Any]], tuple[tuple[Any, ...], list[torch.Tensor], Sequence[torch.Tensor]]]
 # Where a kept result is: among tensors, or in which memory, how many bytes from its beginning.
 KeptAt = int | tuple[int, int]
+# For values of symbols: a function of arguments, where there is one for just these.
+Way = Callable[[tuple[int, ...]], Call | None]
 # Makes arguments lie as they were captured.
 Restore = Callable[[list[Any]], None]
 # Tensors, and those from which values are derived: are they looked at before every call?
@@ -59,7 +64,9 @@ Hold = Callable[[Sequence[torch.Tensor], Sequence[int]], bool]
 
 
 def is_plain(captured: Captured) -> bool:
-    """One segment over static shapes, and results that are its buffers, inputs or views of them."""
+    """One segment whose sizes arguments say, and results that are its buffers, inputs or views of
+    them."""
+    known = {name for name, *_ in binders(captured.arguments)}
     return (
         len(captured.steps) == 1
         and len(captured.segments) == 1
@@ -67,8 +74,9 @@ def is_plain(captured: Captured) -> bool:
         and not captured.constants
         and not captured.scalars
         and all(a.kind != "float" and not a.moved for a in captured.arguments)
-        and all(isinstance(r, (Same, Value, View)) and _is_static(r) for r in captured.results)
-        and all(map(_is_static, captured.segments[0].buffers))
+        and all(isinstance(r, (Same, Value, View, SymbolicInt)) for r in captured.results)
+        and all(sizes_in(r) <= known for r in (*captured.results, *captured.segments[0].buffers))
+        and graph_symbols(captured.segments[0].graph).keys() <= known
     )
 
 
@@ -79,15 +87,19 @@ def fast_call(
     device: torch.device,
     together: Collection[str] = (),
     restore: Restore | None = None,
+    way: Way | None = None,
 ) -> FastCall:
     """A function of the list of arguments, which it empties, to the list of results. Buffers of
     slots that are `together` share memory. `restore` is called first where arguments may lie
-    otherwise than they were captured."""
+    otherwise than they were captured. `way` has functions for some values of the symbols, in the
+    order of `binders`."""
     writer = Writer(captured, program, device)
     writer.names["session"] = session
+    writer.names["way"] = way
     writer.change()
     writer.update()
-    writer.join(together)
+    if not writer.symbols:
+        writer.join(together)
     return FastCall(writer.function(restore), writer.names.get("bind"), writer)
 
 
@@ -97,10 +109,13 @@ def direct_call(
     device: torch.device,
     given: Sequence[str | torch.Tensor],
     weights: BoundWeights | None,
+    way: Way | None = None,
 ) -> Callable[..., Callable[[tuple[Any, ...], dict[str, Any]], Any]]:
     """The same of the arguments of a user's call, `args` and `kwargs`: `given` has a tensor that
     never changes or an expression for each argument of the graph. For the rest see `of_call`."""
-    return Writer(captured, program, device, given, weights).of_call
+    writer = Writer(captured, program, device, given, weights)
+    writer.names["way"] = way
+    return writer.of_call
 
 
 class Writer:
@@ -125,6 +140,10 @@ class Writer:
         self.placed: dict[str, int] = {}  # slots of new values, and inputs at whose place they are
         self.joined: dict[str, int] = {}  # slots whose memory is a part of one allocation
         self.parts: many.Parts | None = None
+        # Sizes that are known at the call only, as Python's variables, and what is made of them.
+        bound = binders(captured.arguments)
+        self.symbols = {name: f"n{k}" for k, (name, *_) in enumerate(bound)}
+        self.binders, self.sizes = bound, SizeCode(self.symbols)
         self.names: dict[str, Any] = {
             "empty": allocator(device),
             "reads": self.reads,
@@ -169,16 +188,35 @@ class Writer:
 
     def function(self, restore: Restore | None = None) -> Call:
         results = ", ".join(map(self._result, self.captured.results))
-        lines = [
-            *self._restored(restore),
-            *self._take(),
+        way = self._way("args", ["return found"])
+        before = [*self._restored(restore), *self._take(), *self._bound_sizes(), *way]
+        after = [
             *self._spare(),
             *self._allocate(),
             *self._work("((k, args[k]) for k in reads)"),
             *self._write_back(),
             *(f"results = [{results}]", "args.clear()", "return results"),
         ]
-        return self._made("args, given=None", lines)
+        return self._made("args, given=None", [*before, *self.sizes.lines, *after])
+
+    def _bound_sizes(self) -> list[str]:
+        """The values of all symbols."""
+        lines = []
+        for name, k, axis, factor, constant in self.binders:
+            found = self.argument(k) if axis is None else f"{self.argument(k)}.shape[{axis}]"
+            if (factor, constant) != (1, 0):
+                found = f"({found} - {constant}) // {factor}"
+            lines.append(f"{self.symbols[name]} = {found}")
+        return lines
+
+    def _way(self, args: str, after: Sequence[str]) -> list[str]:
+        """Where there is a function for just these sizes, `found` is what it returns."""
+        if not self.symbols or self.names.get("way") is None:
+            return []
+        key = "".join(f"{n}, " for n in self.symbols.values())
+        called = [f"found = found({args})", *after]
+        lines = [f"found = way(({key}))", "if found is not None:"]
+        return [*lines, *(f"    {x}" for x in called)]
 
     def spread(self) -> Callable[..., list[Any]] | None:
         """A function of the arguments one by one: no list is made and emptied. None where there are
@@ -273,11 +311,15 @@ class Writer:
             else:
                 self.names[f"a{k}"] = what
         read = "".join(f"{self.argument(k)}, " for k in self.reads)
-        lines += [*self._fresh(), *self._work(f"zip(reads, ({read}))"), *after]
+        every = "".join(f"{self.argument(k)}, " for k in range(len(self.given)))
+        each = (f"found[{k}]" for k in range(len(self.captured.results)))
+        lines += self._bound_sizes()
+        lines += self._way(f"[{every}]", [*after, f"return {form.format(*each)}"])
+        results = form.format(*map(self._result, self.captured.results))
+        work = [*self._fresh(), *self._work(f"zip(reads, ({read}))"), *after, f"return {results}"]
         if after:
             self.names = {**names, **self.names}
-        lines.append(f"return {form.format(*map(self._result, self.captured.results))}")
-        return self._made("args, kwargs", lines)
+        return self._made("args, kwargs", [*lines, *self.sizes.lines, *work])
 
     def _made(self, parameters: str, lines: Sequence[str]) -> Callable[..., Any]:
         source = f"def call({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
@@ -308,7 +350,8 @@ class Writer:
         for k, b in enumerate(self.segment.buffers[: len(self.slots)]):
             if b.slot not in self.joined and b.slot not in self.placed:
                 self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
-                lines.append(f"o{k} = empty({b.shape!r}, {b.stride!r}, d{k})")
+                shape, stride = self.sizes.all(b.shape), self.sizes.all(b.stride)
+                lines.append(f"o{k} = empty({shape}, {stride}, d{k})")
         return lines
 
     def _allocate(self) -> list[str]:
@@ -334,7 +377,15 @@ class Writer:
         rest = self.reads[self.weights :]
         names = [f"{self.argument(k)}.data_ptr()" for k in rest]
         found = [f"addresses = [{', '.join(names)}]"]
-        if rest:
+        if rest and self.program.dims:
+            self.names["stand_ins"] = stand_ins
+            read = "".join(f"{self.argument(k)}, " for k in rest)
+            found += [
+                "if 0 in addresses:",
+                f"    {check}",
+                f"    room = stand_ins(addresses, ({read}))",
+            ]
+        elif rest:
             found.append(f"if 0 in addresses: {check}")
         natively = self.names.get("read") is not None
         lines += ["if not addresses:", *(f"    {line}" for line in found)] if natively else found
@@ -344,12 +395,14 @@ class Writer:
         """`addresses` are known."""
         if not self.weights:
             self.names["bound"] = self.program.bind(())
-        run = f"run(bound, addresses, [{self._outs()}])"
+        dims = "".join(f"{self.symbols[name]}, " for name in self.program.dims)
+        run = f"run(bound, addresses, [{self._outs()}]{f', ({dims})' if dims else ''})"
         if not self.segment.checks:
             return [run]
         # Before inputs are changed: where the error is caught, they are as they were.
         self.names["problem"] = partial(problem_found, self.segment, self.program)
-        return [f"found = {run}", "if found is not None: raise problem(found, {})"]
+        known = ", ".join(f"{name!r}: {n}" for name, n in self.symbols.items())
+        return [f"found = {run}", f"if found is not None: raise problem(found, {{{known}}})"]
 
     def _outs(self) -> str:
         """Addresses of fresh memory, in the order of buffers."""
@@ -432,10 +485,12 @@ class Writer:
             name = f"value{len(self.names)}"
             self.names[name] = r.value
             return name
+        if isinstance(r, SymbolicInt):
+            return self.sizes.of(r.value)
         assert isinstance(r, (Same, View))
         fresh = r.slot in self.slots
         base = f"o{self.slots[r.slot]}" if fresh else self.argument(self.position[r.slot])
-        start: object = r.offset if isinstance(r, View) else 0
+        start: object = self.sizes.of(r.offset) if isinstance(r, View) else 0
         if self.parts is not None and r.slot in self.joined:
             at = self.joined[r.slot]
             base, start = f"joined[{at}]", f"{self.parts.offsets[at]} + {start}"
@@ -443,7 +498,8 @@ class Writer:
             start = f"{base}.storage_offset() + {start}"
         if isinstance(r, Same):
             return base
-        return f"{base}.as_strided({r.shape!r}, {r.stride!r}, {start})"
+        shape, stride = self.sizes.all(r.shape), self.sizes.all(r.stride)
+        return f"{base}.as_strided({shape}, {stride}, {start})"
 
 
 def problem_found(
@@ -508,16 +564,6 @@ def slots_of(captured: Captured, results: Sequence[int]) -> set[str]:
     return own - others
 
 
-def known_strides(arguments: Sequence[Argument]) -> list[tuple[int, tuple[int, ...]]]:
-    """Of arguments that a segment reads: their numbers, and the strides they were captured with."""
-    return [
-        (k, tuple(d for d in a.stride if isinstance(d, int)))
-        for k, a in enumerate(arguments)
-        if a.native and a.kind == "tensor" and a.dtype is not None
-        if all(isinstance(d, int) for d in (*a.stride, *a.shape))
-    ]
-
-
 def _form(b: Buffer) -> many.Form:
     shape, stride = (tuple(d for d in x if isinstance(d, int)) for x in (b.shape, b.stride))
     return shape, stride, torch_dtype(b.dtype, b.paired)
@@ -531,14 +577,6 @@ def draw_seed(device: torch.device) -> torch.Tensor:
 def label(n: Any) -> str:
     assert isinstance(n.op, Input)
     return n.op.label
-
-
-def _is_static(r: Result | Buffer) -> bool:
-    """Strides may depend on sizes that no shape has."""
-    if isinstance(r, (View, Buffer)):
-        offset = r.offset if isinstance(r, View) else 0
-        return all(isinstance(d, int) for d in (*r.shape, *r.stride, offset))
-    return True
 
 
 def require_memory(inputs: Iterable[tuple[object, Any]]) -> None:

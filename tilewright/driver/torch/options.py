@@ -24,6 +24,9 @@ _CHOICES = {
 }
 
 
+_LEAST = {"specialisations": 1, "specialise_after": 0, "specialise_most": 1}
+
+
 @dataclass(frozen=True)
 class TorchOptions:
     """What `options={…}` of torch.compile and the keywords of `tw.compile` may say."""
@@ -34,6 +37,11 @@ class TorchOptions:
     # "interpreter": numpy evaluates the definitions (slow, for comparison)
     executor: str = "native"
     specialisations: int = 64  # programs cached per symbolic graph, least recently used dropped
+    # A program of all sizes counts its calls by their sizes. Sizes that were called so often get a
+    # program of their own, compiled by another process while calls go on; 0: never. Not with
+    # own_weights, optimize="search", choose="timed" or given schedules, and not on GPUs.
+    specialise_after: int = 64
+    specialise_most: int = 4  # such programs at a time, for each graph
     # What is done to a graph before fusion: `tw.passes()`, edited, or its text; None: the default
     passes: Pipeline | None = None
     # "search": a search among equal graphs, by proved rules, taken where it is measured faster
@@ -87,8 +95,9 @@ class TorchOptions:
             if name in _CHOICES and value not in _CHOICES[name]:
                 choices = " or ".join(map(repr, _CHOICES[name]))
                 raise Invalid(f"option {name}={value!r} is not known", hint=f"it is {choices}")
-        if given.get("specialisations", 1) < 1:
-            raise Invalid("option specialisations must be at least 1")
+        for name, least in _LEAST.items():
+            if given.get(name, least) < least:
+                raise Invalid(f"option {name} must be at least {least}")
         if "activation_memory" in given:
             given = {**given, "activation_memory": float(given["activation_memory"])}
         if given.get("passes") is not None:

@@ -26,7 +26,8 @@ from tilewright.capture.torch import captured as capture
 from tilewright.capture.torch.captured import Captured, SymbolicScalar
 from tilewright.driver.program.saved import with_weights
 from tilewright.driver.torch.api import Compiled, Helpers
-from tilewright.driver.torch.call import Specialised, Unit
+from tilewright.driver.torch.call import Unit
+from tilewright.driver.torch.segment_runner import Specialised
 from tilewright.driver.weights.given_up import require_elements
 from tilewright.driver.weights.watch import address, known
 from tilewright.ir import dim as D

@@ -26,6 +26,8 @@ Record = Callable[[Callable[[list[Any]], list[Any]], Callable[[Any, str], Any], 
 
 # What arguments hold, as an expression.
 _ARGUMENT = re.compile(r"L\['(args|kwargs)'\]((?:\[(?:\d+|'\w+')\])+)")
+# Sizes of a tensor that an argument holds.
+_SIZE = re.compile(_ARGUMENT.pattern + r"\.(?:size|stride)\(\)\[\d+\]")
 # Code that only fetches, calls, puts together and sets attributes; by version of Python some have
 # other names.
 _HARMLESS = re.compile(
@@ -110,6 +112,14 @@ class _Helpers:
     def record_pregraph_bytecode_exit(self, span: Any) -> None:
         self._effects.calls += 1
 
+    def call_size(self, x: Any, axis: int) -> int:
+        self._effects.calls += 1
+        return _value(x).size(axis)
+
+    def call_stride(self, x: Any, axis: int) -> int:
+        self._effects.calls += 1
+        return _value(x).stride(axis)
+
     def object_setattr_ignore_descriptor(self, place: Any, name: str, value: Any) -> None:
         self._effects.calls += 1
         self._effects.set.append((f"set_own({_text(place)}, {name!r}, {{}})", value))
@@ -157,6 +167,10 @@ def _given(
     if found is not None:
         same = eval(source, {"L": seen}) is value
         return f"{found[1]}{found[2]}" if same else None
+    found = _SIZE.fullmatch(source)
+    if found is not None:
+        same = type(value) is int and eval(source, {"L": seen}) == value
+        return source.replace(f"L['{found[1]}']", found[1], 1) if same else None
     known = source in unchanged.sources and isinstance(value, torch.Tensor)
     return value if known and eval(source, {"L": seen}) is value else None
 

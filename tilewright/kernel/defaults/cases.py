@@ -53,18 +53,19 @@ def schedule_cases(s: Scheduler, host: str) -> bool:
 
 def cases_in_row(s: Scheduler, stage: str) -> bool:
     """The same for the loops of a stage inside a row's; False where it has no such axis."""
-    _split_blocks(s, stage)
-    row = s.path(stage)[0]
-    found = _Cases.among(s, stage, [p for p in s.own(stage) if p is not row])
+    row = s.path(stage)[0]  # other stages are in it too: it stays as it is
+    _split_blocks(s, stage, row.name)
+    found = _Cases.among(s, stage, [p for p in s.own(stage) if p.name != row.name])
     if found is None:
         return False
     found.unroll(s, [], found.split(s))
     return True
 
 
-def _split_blocks(s: Scheduler, stage: str) -> None:
+def _split_blocks(s: Scheduler, stage: str, but: str = "") -> None:
     for loop, factor in block_axes(s, stage).items():
-        s.do(Split(loop, factor))  # its blocks are the cases
+        if loop != but:
+            s.do(Split(loop, factor))  # its blocks are the cases
 
 
 @dataclass

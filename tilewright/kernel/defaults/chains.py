@@ -118,6 +118,9 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
         if end is not None or not s.attempt(ComputeWith(other.name, second.names[-1])):
             return False
     many, keys = (s.nest.buffer(host).shape[k] for k in (first.row, first.col))
+    if not isinstance(many, int) and not (first.large or second.large or second.group):
+        # Blocks of whole tiles of both products, and as few cases of rows that are left over.
+        second.rows = second.most = min(second.rows, first.rows)
     rows, keys = D.bounds(many)[1], D.bounds(keys)[1]
     size = keys * s.nest.buffer(host).dtype.bytes
     # At least one tile: fusion has made sure that its rows are not too long.

@@ -65,6 +65,7 @@ class Placed:
     padded: bool
     blocks: str | None  # a stage of partial sums
     parts: int = 0  # rows of a tile, if all rows pass by a part of the sum before the next part
+    wide: int = 0  # columns of a tile, if all columns do too
 
 
 def place_tile(s: Scheduler, t: Tile) -> Placed:
@@ -102,6 +103,10 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     elif t.choices.block and isinstance(em, int) and em % t.choices.block == 0:
         s.do(Split(m, t.choices.block))  # whole blocks only: otherwise no tile has constant sizes
         rest, m = [*rest, f"{m}.0"], f"{m}.1"
+    deep = _deep_block(s, t, em, en, rows, width) if blocks is not None and not rest else 0
+    if deep:
+        s.do(Split(m, deep))
+        rest, m = [f"{m}.0"], f"{m}.1"
     s.do(Split(m, rows))
     s.do(Split(n, width))
     count_n = D.ceildiv(en, width)
@@ -116,7 +121,11 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         rest, inside = [x for x in rest if x != t.height], [t.height]
     s.do(Reorder((*rest, tiles[0], *inside, tiles[1], f"{m}.1", f"{n}.1")))
     parts = rows if blocks is not None and panels and _by_parts(s, t, em, width) else 0
-    s.do(ComputeAt(a, tiles[0] if parts else tiles[1]))
+    if deep:
+        parts = rows
+        s.do(ComputeAt(a, rest[-1]))
+    else:
+        s.do(ComputeAt(a, tiles[0] if parts else tiles[1]))
     if padded and isinstance(en, int) and en < width:
         s.do(
             Pad(a, t.col, width)
@@ -131,8 +140,30 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         if parts:
             inner = f"{own[0]}.0"
             s.do(Split(own[0], parts))
+        if deep:
+            s.do(Split(own[1], width))
+            reorder(s, (f"{own[1]}.0", f"{own[0]}.0", f"{own[0]}.1", f"{own[1]}.1"))
         s.do(ComputeAt(blocks, inner))
-    return Placed(t, m, n, rest, tiles, padded, blocks, parts)
+    return Placed(t, m, n, rest, tiles, padded, blocks, parts, width if deep else 0)
+
+
+def _deep_block(s: Scheduler, t: Tile, rows: Dim, columns: Dim, tall: int, width: int) -> int:
+    """Rows of a block whose sums stay in the second cache, with a part of the rows, while all
+    columns pass by that part; 0 where a whole panel fits that cache, or threads would be left
+    without a block. A sum so long would otherwise bring in all panels for every few rows."""
+    fits = isinstance(rows, int) and isinstance(columns, int) and len(t.names) == 2
+    plain = t.copy is None and t.height is None and t.around and not (t.group or t.window)
+    if not fits or not plain or t.choices.block or t.choices.outer == "rows":
+        return 0
+    assert isinstance(rows, int) and isinstance(columns, int)
+    size = s.nest.buffer(t.acc).dtype.bytes
+    deep = prod(D.bounds(extent(x))[1] for x in s.group.stage(t.acc).raxes)
+    if deep * width * size <= s.target.l2 // 2 or columns < 2 * width:
+        return 0
+    most = s.target.l2 // 2 // (size * (columns + (t.choices.chain or CHAIN)))
+    most = min(most, rows // s.target.cores)
+    found = [n for n in range(tall, most + 1, tall) if rows % n == 0]
+    return found[-1] if found and found[-1] >= 4 * tall else 0
 
 
 def _by_parts(s: Scheduler, t: Tile, rows: Dim, width: int) -> bool:
@@ -181,6 +212,10 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
                 s.do(Split(row, p.parts))
             s.attempt(Peel(f"{row}.0"))
             stem[0] = f"{row}.1"
+            if p.wide:
+                if stem is not own:
+                    s.do(Split(stem[1], p.wide))
+                stem[1] = f"{stem[1]}.1"
     if p.blocks is not None:
         own = [f"{p.blocks}.{t.axes[t.row]}", f"{p.blocks}.{t.axes[t.col]}"]
         stems += [own, [f"{p.blocks}.init.i{axis_of(s, p.blocks, x)}" for x in own]]
@@ -193,7 +228,13 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
             s.do(Permute(stage, (*(k for k in range(last + 1) if k != col), col)))
     red = [q.name for q in s.reduced(inmost)]
     for x in p.tiles:
-        if not (p.padded and x == f"{n}.0"):
+        if p.padded and x == f"{n}.0":
+            continue
+        # How many rows are left over is known at a call only: code for each number of them keeps
+        # their sums in registers too.
+        known = all(isinstance(q.extent, int) for q in s.loops(x))
+        any_rest = x == f"{m}.0" and not t.large and not known
+        if not (any_rest and s.attempt(Peel(x, cases=True))):
             s.attempt(Peel(x))
     if _instruction(s, inmost, own, red, t.group):
         stems.remove(own)

@@ -31,11 +31,21 @@ class Peel(Step):
       for i.1 in min(16, 100-16*i.0): …         for i.1 in 16: …
                                               for i.1 in 4: …          # i.0 = 6
 
-    A loop of one iteration that is its own ragged tail is peeled away.
+    A loop of one iteration that is its own ragged tail is peeled away. With `cases`, a tail whose
+    extent is known at run time only is written for each extent that it may have: all of these are
+    constants, and a loop of one iteration or none around each stands for the condition.
+
+    for i.0 in ceil(n/3):                     for i.0 in n//3:
+      for i.1 in min(3, n-3*i.0): …             for i.1 in 3: …
+                                              for i.0.rest in [n%3 = 1]:
+                                                for i.1 in 1: …
+                                              for i.0.rest in [n%3 = 2]:
+                                                for i.1 in 2: …
     """
 
     stays: ClassVar[bool] = True
     loop: str
+    cases: bool = False
 
     def apply(self, n: Nest) -> Nest:
         found = self.loops(n, self.loop)
@@ -61,9 +71,12 @@ class Peel(Step):
                     gone = any(_empty_at_end(p.extent, s.var, total, factor) for p in path)
                     inside = not isinstance(x, (Store, Atomic, Report, While)) or gone
                     self.need(inside, f"{getattr(x, 'stage', '')} is outside the ragged loop")
-            rest = [_shortened(b, s.var, total, factor) for b in s.body]
-            tail = substitute_all(rest, {s.var: full})
-            tail = transform(tail, lambda t: () if isinstance(t, Loop) and t.extent == 0 else (t,))
+            if self.cases and not isinstance(total, int):
+                what = f"{factor - 1} cases of the tail of {self.loop} are too many"
+                self.need(factor <= MOST_CASES, what, f"split by at most {MOST_CASES}")
+                tail = tuple(self._case(s, total, factor, r) for r in range(1, factor))
+            else:
+                tail = _tail(s, total, factor, D.mod(total, factor))
             if full == 0:
                 return tail
             main = D.var(self.loop, full)
@@ -71,6 +84,23 @@ class Peel(Step):
             return (replace(s, var=D.the_sym(main), body=body), *tail)
 
         return self.bounded(on_loops(n, self.loop, one))
+
+    def _case(self, s: Loop, total: Dim, factor: int, left: int) -> Loop:
+        """What is done where so much is left."""
+        off = D.mod(total, factor) - left
+        is_so = D.maximum(0, 1 - D.maximum(off, -off))
+        once = D.the_sym(D.var(f"{self.loop}.rest", is_so))
+        return replace(s, var=once, body=_tail(s, total, factor, left))
+
+
+# Each is code of its own.
+MOST_CASES = 16
+
+
+def _tail(s: Loop, total: Dim, factor: int, left: Dim) -> tuple[Stmt, ...]:
+    rest = [_shortened(b, s.var, total, factor, left) for b in s.body]
+    tail = substitute_all(rest, {s.var: D.floordiv(total, factor)})
+    return transform(tail, lambda t: () if isinstance(t, Loop) and t.extent == 0 else (t,))
 
 
 def _once(s: Loop, around: tuple[Stmt, ...]) -> bool:
@@ -108,12 +138,13 @@ def _empty_at_end(e: Dim, v: Sym, total: Dim, factor: int) -> bool:
     return isinstance(end, int) and end <= 0
 
 
-def _shortened(s: Stmt, v: Sym, total: Dim, factor: int) -> Stmt:
-    """The loops of the tail: total % factor says their extent better than a minimum does."""
+def _shortened(s: Stmt, v: Sym, total: Dim, factor: int, left: Dim) -> Stmt:
+    """The loops of the tail: what is left, total % factor, says their extent better than a minimum
+    does."""
     if not isinstance(s, Loop):
         return s
-    body = tuple(_shortened(b, v, total, factor) for b in s.body)
-    e = _at_end(s.extent, v, total, factor, D.mod(total, factor))
+    body = tuple(_shortened(b, v, total, factor, left) for b in s.body)
+    e = _at_end(s.extent, v, total, factor, left)
     if e == s.extent:
         return s if all(map(is_, body, s.body)) else s.around(body)
     new = D.var(s.name, e)

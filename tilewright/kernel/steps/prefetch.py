@@ -30,6 +30,7 @@ from tilewright.kernel.variables import inner_vars
 
 CACHE_LINE = 64
 LEVELS = (1, 2, 3)  # of caches
+FIRST_RUNS = 8  # of a loop that runs an unknown number of times
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Prefetch(Step):
     iteration of that loop. If `over` reads the buffer itself, this has to lie in one piece; if
     another loop does (one that copies what `over` works on), rows along its lanes are prefetched,
     wherever they are. `over` may be the loop itself: then each iteration prefetches all of a later
-    one. What sums are added to is read as well. Lines go to the cache of a `level`.
+    one. What sums are added to is read as well. Lines go to the cache of a `level`. Of loops that
+    run an unknown number of times, the first FIRST_RUNS iterations share the lines.
     """
 
     stays: ClassVar[bool] = True  # nothing is computed by it
@@ -114,7 +116,7 @@ class Prefetch(Step):
         self.need(inside, f"{self.over} is no loop inside {self.loop}")
 
         def times(path: Path) -> int:
-            return prod(q.extent if isinstance(q.extent, int) else 0 for q in path)
+            return prod(map(_runs, path))
 
         # Of several copies the one that does most: a tail is short.
         over, around = max(inside, key=lambda found: times(found[1]))
@@ -123,7 +125,7 @@ class Prefetch(Step):
         self.need(fixed, f"{self.over} does not run a constant number of times")
         number: Dim = 0
         for q in around:
-            number = number * q.extent + D.as_int(q.var)
+            number = number * _runs(q) + D.minimum(D.as_int(q.var), _runs(q) - 1)
         return over, shares, number
 
     def _line(self, b: Buffer) -> int:
@@ -245,6 +247,12 @@ class Prefetch(Step):
         table: dict[Sym, Dim] = dict.fromkeys(inner_vars(x), 0)
         table[x.var] = D.as_int(x.var) + self.distance
         return tuple(D.substitute(i, table) for i in first.index)
+
+
+def _runs(q: Loop) -> int:
+    """The iterations of a loop among which lines are shared. Of an unknown number it is the first
+    ones: those that follow ask for the lines of the last of these again, which are there."""
+    return q.extent if isinstance(q.extent, int) else min(D.bounds(q.extent)[1], FIRST_RUNS)
 
 
 def _reads(s: Stmt) -> list[Load]:
