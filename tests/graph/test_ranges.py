@@ -21,6 +21,12 @@ def _number(v: int) -> Node:
     return ops.full((), v, i64)
 
 
+def _inside(x: Node) -> Node:
+    """Is a float at least 0 and below 6?"""
+    low, high = (ops.full((), v, f32) for v in (0.0, 6.0))
+    return ops.logical_and(ops.ge(x, low), ops.lt(x, high))
+
+
 KNOWN: dict[str, tuple[Node, Range]] = {
     "anything": (X, ANY),
     "constant": (constant(np.array([3, -2, 5]), i64), Range(-2, 5)),
@@ -58,6 +64,14 @@ KNOWN: dict[str, tuple[Node, Range]] = {
     "taken": (ops.take(ops.iota(6), X, 0), Range(0, 5)),
     "halved": (ops.floordiv(ops.iota(9), _number(2)), Range(0, 4)),
     "narrow positions": (ops.cast(ops.iota(6), i32), Range(0, 5)),
+    "chosen where it was tested": (
+        ops.where(_inside(FLOATS), ops.cast(FLOATS, i64), _number(0)),
+        Range(0, 5),
+    ),
+    "chosen where another one was tested": (
+        ops.where(_inside(FLOATS), ops.cast(ops.neg(FLOATS), i64), _number(0)),
+        ANY,
+    ),
     "largest": (ops.amax(ops.iota(6), (0,)), Range(0, 5)),
     "largest of perhaps nothing": (ops.amax(ops.iota(D.sym("n", 0)), (0,)), ANY),
 }
