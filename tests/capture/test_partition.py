@@ -39,7 +39,7 @@ def kept(f: Function, *args: torch.Tensor, share: float = 1.0) -> list[torch.fx.
 
     torch._dynamo.reset()
     results = []
-    options = {"activation_memory": share}
+    options: Any = {"activation_memory": share}  # torch's annotation knows no floats
     native = torch.compile(f, backend="tilewright", options=options)
     for g in (torch.compile(f, backend=parted(forward, share)), native, f):
         given = [x.detach().clone().requires_grad_(x.requires_grad) for x in args]

@@ -6,6 +6,8 @@ again, so that two places share its weights and their gradients add up.
 
 from __future__ import annotations
 
+import re
+
 from tests.driver.torch_layers import attention, embedding, like, linear, loss, norm, recurrent
 from tests.driver.torch_maker import Maker
 from tests.driver.torch_programs import Input
@@ -264,6 +266,14 @@ def residual(m: Maker) -> None:
     m.say(m.smooth, f"{x} + {act}({up}({x}))")
 
 
+def again(m: Maker) -> None:
+    """A layer once more, on what resembles its input: its weights are shared."""
+    called = [c for line in m.lines for c in re.findall(r"(self\.m\d+)\(([vx]\d+)\)", line.text)]
+    if called:
+        made, x = m.random.choice(called)
+        m.say(m.smooth, f"{made}({x}.flip(0) * 0.5)")
+
+
 def losses(m: Maker) -> None:
     x = next((n for n in reversed(m.smooth) if m.value(n).dim() == 2), None)
     if x is None or m.random.random() < 0.4:
@@ -312,6 +322,7 @@ STEPS: tuple[tuple[Step, float], ...] = (
     (embedding, 1),
     (bilinear, 0.4),
     (residual, 2),
+    (again, 2),
     (losses, 2),
     (halves, 1),
     (linear, 3),

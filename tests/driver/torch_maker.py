@@ -33,7 +33,7 @@ class Maker:
         self.seed = seed
         self.dynamic = dynamic
         self.sizes: dict[str, int] = {"s0": 7, "s1": 4} if dynamic else {}
-        self.floats = ("bfloat16", "float16") if narrow else FLOATS
+        self.floats: tuple[str, ...] = ("bfloat16", "float16") if narrow else FLOATS
         self.inputs: dict[str, Input] = {}
         self.modules: dict[str, str] = {}
         self.lines: list[Line] = []

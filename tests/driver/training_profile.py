@@ -25,11 +25,8 @@ def profiled() -> Iterator[None]:
     def marked(graph: Any, options: Options, *rest: Any) -> Any:
         return plain(graph, dataclasses.replace(options, profile=True), *rest)
 
-    backend.compile_graph = marked
-    try:
+    with mock.patch.object(backend, "compile_graph", marked):
         yield
-    finally:
-        backend.compile_graph = plain
 
 
 def programs_of(parts: Sequence[Any]) -> list[Any]:

@@ -69,7 +69,7 @@ def test_transposed_weights_are_packed_from_where_they_are() -> None:
 
 def test_a_left_operand_that_lies_across_is_stored_once_more() -> None:
     """As in the gradient of a weight: rows of a tile would be far from each other in memory."""
-    g, x = arg("g", 512, 256), arg("x", 512, 128)
+    g, x = arg("g", 512, 256), arg("x", 512, 192)
     across, along = (build.permute(g, (1, 0)), arg("h", 256, 512))
     assert maps(build.matmul(across, x), target=AVX512) == [
         "a0, a1 -> a0, a1",
@@ -77,7 +77,7 @@ def test_a_left_operand_that_lies_across_is_stored_once_more() -> None:
     ]
     assert len(maps(build.matmul(along, x), target=AVX512)) == 1
     few = build.matmul(build.permute(arg("f", 64, 128), (1, 0)), arg("y", 64, 128))
-    assert len(maps(few, target=AVX512)) == 1  # it is in the caches anyway
+    assert "a0, a1 -> a0, a1" not in maps(few, target=AVX512)  # it is in the caches anyway
     made = PackOperands.of(AVX512).apply(graph(build.matmul(across, x)), Log())
     f = fuse(made, TARGET, Log())
     check(f)

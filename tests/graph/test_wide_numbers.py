@@ -17,7 +17,7 @@ def test_a_difference_keeps_its_digits() -> None:
     left = ops.sub(one, ops.pow(base, step))
     g = Graph("g", (step, x), (left, ops.div(x, left)))
     wide = WideNumbers().apply(g, Log())
-    args = [np.float32(1.0), np.float32([1.0, 2.0, 3.0])]
+    args = [np.array(1.0, np.float32), np.array([1.0, 2.0, 3.0], np.float32)]
     exact = 1 - 0.999
     narrow, found = (float(evaluate(y, args)[0]) for y in (g, wide))
     assert abs(found / exact - 1) < 1e-7 < abs(narrow / exact - 1)

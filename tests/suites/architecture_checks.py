@@ -59,8 +59,9 @@ def _check(outcome: Outcome, settings: Settings) -> None:
         outcome.status, outcome.detail = "eager", f"{type(error).__name__}: {said} ({where})"
         return
     wide = copy.deepcopy(module).double()
-    if hasattr(wide.inner, "set_experts_implementation"):
-        wide.inner.set_experts_implementation("eager")  # the other one multiplies no doubles
+    choose: Any = getattr(wide.inner, "set_experts_implementation", None)
+    if choose is not None:
+        choose("eager")  # the other one multiplies no doubles
     reference = in_double(lambda given: use(wide, given), inputs)
 
     def under(backend: str, work: Work) -> Any:

@@ -38,7 +38,10 @@ def in_batches(fused: Fused, target: Target) -> Fused:
 
 
 def _in_order(c: Cluster) -> Cluster:
-    """Its nodes in an order that depends on nothing else: equal ones then have one kernel."""
+    """The nodes of maps in an order that depends on nothing else: equal ones then have one kernel.
+    In other kinds the order of nodes says which loops they are in."""
+    if c.kind != "map":
+        return c
     own = set(c.nodes)
     found = [n for n in topological(c.outputs, stop=c.inputs) if n in own]
     return replace(c, nodes=tuple(found)) if len(found) == len(own) else c

@@ -7,7 +7,6 @@ be symbolic; then offsets are sums of sizes, and a slot is used again only by wh
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -293,6 +292,8 @@ def _place_all(storages: Sequence[_Storage], offsets: dict[Node, Dim]) -> Dim:
     return end
 
 
+STRETCH = 8  # moments
+
 Lifetime = tuple[int, int, int]  # size, first and last moment, both inclusive
 
 
@@ -306,7 +307,9 @@ def place(items: Sequence[Lifetime]) -> tuple[list[int], int]:
 def _best_fit(items: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], int]:
     """Each item in the smallest gap between those placed before it that are alive with it."""
     at = [0] * len(items)
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+    # Offset, end, first and last moment of those that were placed, by stretches of time: most live
+    # for a short time, and are compared with few others.
+    placed: dict[int, list[tuple[int, int, int, int]]] = {}
     total = 0
     for k in order:
         size, first, last = items[k]
@@ -314,14 +317,16 @@ def _best_fit(items: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int
             continue
         best: tuple[int, int] | None = None
         top = 0
-        for offset, end, f, e in placed:
+        stretches = range(first // STRETCH, last // STRETCH + 1)
+        for offset, end, f, e in sorted({x for s in stretches for x in placed.get(s, ())}):
             if e < first or last < f:
                 continue
             if size <= offset - top and (best is None or offset - top < best[0]):
                 best = offset - top, top
             top = max(top, end)
         at[k] = top if best is None else best[1]
-        insort(placed, (at[k], at[k] + size, first, last))
+        for s in stretches:
+            placed.setdefault(s, []).append((at[k], at[k] + size, first, last))
         total = max(total, at[k] + size)
     return at, total
 

@@ -19,7 +19,7 @@ from tilewright.ops.creation import Full
 
 
 @dataclass(frozen=True)
-class WideNumbers(Pass, needs=("Decompose",), rounds=True):
+class WideNumbers(Pass, needs=("Decompose",), rounds=True, regions=True):
     """Powers of single numbers, and single numbers that are computed from these, are computed in
     float64 and rounded where tensors or results are made of them. Not with strict precision."""
 

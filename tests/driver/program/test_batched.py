@@ -20,7 +20,15 @@ from tilewright.llvm.batch import PIECE
 from tilewright.runtime import pool
 
 # One element, less than a vector, a piece, one more and one less, and several pieces.
-SHAPES = [(1,), (5,), (3, 7), (PIECE,), (PIECE + 1,), (2, PIECE - 1), (3 * PIECE + 17,)]
+SHAPES: list[tuple[int, ...]] = [
+    (1,),
+    (5,),
+    (3, 7),
+    (PIECE,),
+    (PIECE + 1,),
+    (2, PIECE - 1),
+    (3 * PIECE + 17,),
+]
 
 
 @pytest.fixture(params=[1, 2])

@@ -9,6 +9,7 @@ from tests.seeds import drawn
 from tilewright import targets
 from tilewright.base.events import Log
 from tilewright.driver.program.compile import split
+from tilewright.driver.program.default_passes import passes
 from tilewright.driver.program.distinct import structure
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.schedules import by_first_use
@@ -50,6 +51,12 @@ def test_random_layers(seed: int) -> None:
 @pytest.mark.parametrize("target", ["x86-64-v4", "cuda:90"])
 def test_layers_become_what_they_were(target: str) -> None:
     assert compared(_layers(12), targets.get(target))
+
+
+@pytest.mark.parametrize("target", ["x86-64-v4", "cuda:90"])
+def test_all_passes_go_by_regions(target: str) -> None:
+    """One that does not would have layers written out before it, and found again behind it."""
+    assert not [p.name for p in passes(target) if not p.order.regions]
 
 
 def test_what_is_rewritten_does_not_grow() -> None:

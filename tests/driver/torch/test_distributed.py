@@ -22,7 +22,7 @@ STEPS = 3
 BUCKET = 1.1  # megabytes: torch wants at least one of them, and the gradients are in several
 
 
-def model() -> nn.Module:
+def model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4)

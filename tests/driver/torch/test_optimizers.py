@@ -136,12 +136,19 @@ def test_moving_average_of_a_model() -> None:
         torch.testing.assert_close(p, q)
 
 
-def test_examples_change_nothing() -> None:
+@pytest.mark.parametrize("count", [1, 40])  # by name, and as a list
+def test_examples_change_nothing(count: int) -> None:
     """A call that only compiles leaves arguments as they are, though the program writes to them."""
-    x = torch.arange(5.0)
-    before = copy.deepcopy(x)
-    fast = tw.compile(lambda t: t.mul_(2).add_(1), x)
-    assert torch.equal(x, before)
-    version = x._version
-    fast(x)
-    assert torch.equal(x, before * 2 + 1) and x._version > version
+    xs = [torch.arange(5.0) + k for k in range(count)]
+    before = copy.deepcopy(xs)
+
+    def change(given: list[torch.Tensor]) -> None:
+        for x in given:
+            x.mul_(2).add_(1)
+
+    fast = tw.compile(change, xs)
+    assert all(map(torch.equal, xs, before))
+    versions = [x._version for x in xs]
+    fast(xs)
+    assert all(torch.equal(x, b * 2 + 1) for x, b in zip(xs, before, strict=True))
+    assert all(x._version > v for x, v in zip(xs, versions, strict=True))

@@ -460,7 +460,9 @@ class Writer:
         """Where nothing is to be changed, what the program changes are copies."""
         names = [self.argument(k) for k in self.changed]
         lines = [f"    {name} = {name}.clone()" for name in names]
-        return ["if session.dry:", *lines] if lines else []
+        if self.names.get("read") is not None:
+            lines.append("    addresses = []")  # those of the copies are others
+        return ["if session.dry:", *lines] if names else []
 
     def _write_back(self) -> list[str]:
         if not self.captured.mutated:
