@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -377,12 +378,15 @@ def test_tiles_are_used_only_by_permission(
     calls: list[tuple[int, ...]] = []
 
     class System:
-        def syscall(self, *arguments: int) -> int:
-            calls.append(arguments)
+        def syscall(self, *arguments: ctypes.c_long) -> int:
+            calls.append(tuple(x.value for x in arguments))
             return 0 if permitted else -1
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: System())
     monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64"))
+    # What this process was told before stays its own.
+    monkeypatch.setattr(x86, "registers_on_request", machine.registers_on_request.__wrapped__)
     features = ("+amx-bf16", "+amx-int8", "+amx-tile", "+avx2", "+fma")
     cpu = HostCpu("x86_64-unknown-linux-gnu", "sapphirerapids", features)
     target = x86.describe(Host(cpu, frozenset(), machine.CacheSizes(), 2))
