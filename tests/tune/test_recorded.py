@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from tests.driver.running import call
+from tests.tune import test_choose
 from tests.tune.fake_measuring import seconds
-from tests.tune.test_choose import product
 from tilewright.base.events import Log
 from tilewright.driver.looking.explain import explain
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
+from tilewright.ir.node import Graph
 from tilewright.ir.target import Target
 from tilewright.kernel.nest import Work
 from tilewright.kernel.step import print_trace
@@ -65,6 +66,11 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     pool.set_threads(before)
 
 
+def product(m: int = 40, k: int = 64, n: int = 50) -> Graph:
+    """Two kernels: columns that fill no whole vectors are packed first."""
+    return test_choose.product(m, k, n)
+
+
 @cache
 def decided() -> tuple[Record, ...]:
     """All lines of a run."""
@@ -101,7 +107,7 @@ def test_a_compile_takes_what_was_recorded(records: Path) -> None:
     assert sum("a record of 8 trials" in e.message for e in log.of("schedule")) == len(after)
     assert "a record of 8 trials" in explain(program).considered(0)
     rng = np.random.default_rng(0)
-    x, w = (rng.standard_normal(s, np.float32) for s in ((40, 64), (64, 48)))
+    x, w = (rng.standard_normal(s, np.float32) for s in ((40, 64), (64, 50)))
     np.testing.assert_allclose(call(program, [x, w])[0], np.maximum(x @ w, 0), rtol=1e-4, atol=1e-4)
 
 
@@ -192,8 +198,7 @@ import sys
 from tilewright.runtime import pool
 pool.set_threads({THREADS})
 import tilewright.tune.measuring.process as process
-from tests.tune.test_choose import product
-from tests.tune.test_recorded import traces
+from tests.tune.test_recorded import product, traces
 from tilewright.driver.program.programs import compile_graph
 process.Measuring.measure = process.Process = None  # whatever measures fails
 for text, trace in traces(compile_graph(product())).items():

@@ -56,7 +56,7 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
             w = n.inputs[c.right]
             known = w in constant
             found = self.map_for(n, c, known)
-            if found is None:
+            if found is None or (not known and n in last and self.reads_as_fast(n, c)):
                 return n
             fresh = unrelayout(relayout(w, found), found, w.shape)
             out = node(n.op, *(fresh if k == c.right else x for k, x in enumerate(n.inputs)))
@@ -64,6 +64,7 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
             log.add("pack", f"{what} operand of {n.op.name} as {found}", detail=True)
             return out
 
+        last = _last_products(program)
         return rebuild_knowing(program, change)
 
     def _turned(self, n: Node, c: Contraction, constant: set[Node], log: Log) -> Node:
@@ -121,15 +122,14 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
         are so slow that two uses do."""
         b = n.inputs[c.right].dtype
         grouped = b.is_int and any(p.b is b and p.c is n.dtype for p in self.target.products)
-        if constant or grouped:
-            return constant or _rows(n, c) >= 2
-        return _rows(n, c) >= self.min_rows and not self.reads_as_fast(n, c)
+        return constant or _rows(n, c) >= (2 if grouped else self.min_rows)
 
     def reads_as_fast(self, n: Node, c: Contraction) -> bool:
         """Are whole vectors one after the other in memory as it is? Then a copy gains nothing where
         few rows read it, or where the lines that a tile of columns reads stay in the first cache
         together. Products of computed rows may become one kernel with what computes these, which
-        reads panels; so do those that add up in a wider type."""
+        reads panels; so do those that add up in a wider type. (Nor may others read sums of this
+        one: `_last_products`.)"""
         w = n.inputs[c.right]
         if not _given(n.inputs[c.left]) or n.dtype.accumulator is not n.dtype:
             return False
@@ -163,6 +163,19 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
                     yield p
             elif p.group > 1 and plain and (constant or sums.is_int):
                 yield p
+
+
+def _last_products(program: Graph) -> set[Node]:
+    """Contractions of which no other and no reduction is computed: none is the first of a chain."""
+    inner: set[Node] = set()
+    found: set[Node] = set()
+    for n in reversed(program.nodes()):
+        kind = facts(n).kind
+        if kind == "contract" and n not in inner:
+            found.add(n)
+        if n in inner or kind in ("contract", "reduce", "program"):
+            inner.update(n.inputs)
+    return found
 
 
 def _given(n: Node) -> bool:

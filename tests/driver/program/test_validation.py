@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,8 +113,8 @@ def test_values_that_overwrite_each_other(monkeypatch: pytest.MonkeyPatch) -> No
     """Kernels are right, and the memory that they are given is not."""
     real = compiler.plan
 
-    def plan(fused: Fused, overwritten: Mapping[Node, int] | None = None) -> Plan:
-        made = real(fused, overwritten)
+    def plan(fused: Fused, *given: Any) -> Plan:
+        made = real(fused, *given)
         return replace(made, offsets=dict.fromkeys(made.offsets, 0))
 
     monkeypatch.setattr(compiler, "plan", plan)

@@ -147,7 +147,7 @@ def _wide(fn: Function, *xs: torch.Tensor) -> torch.Tensor:
 
 def _where_unknown(one: Function, otherwise: Function | None) -> Function:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(x, torch.SymFloat) for x in (*args, *kwargs.values())):
+        if any(isinstance(x, torch.SymFloat) for x in kwargs.values()):
             return one(*args, **kwargs)
         return NotImplemented if otherwise is None else otherwise(*args, **kwargs)
 

@@ -87,15 +87,15 @@ class WholeProgram:
 class KernelProcess:
     """One process, for one thread at a time."""
 
-    def __init__(self, server: str = _SERVER, settings: Mapping[str, str] | None = None) -> None:
-        """`server`: Python that it runs; `settings`: of its environment, besides those of this
-        process."""
+    def __init__(self, server: str = "", settings: Mapping[str, str] | None = None) -> None:
+        """`server`: Python that it runs, else what compiles kernels; `settings`: of its
+        environment, besides those of this process."""
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._owner = os.getpid()
         self._ready = self.ended = False
         # -P: files of the current directory are not what is imported.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", server],
+            [sys.executable, "-P", "-c", server or _SERVER],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | dict(settings or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
