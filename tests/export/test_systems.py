@@ -45,7 +45,8 @@ define void @ours() {
 }
 """
 needs_zig = pytest.mark.skipif(
-    importlib.util.find_spec("ziglang") is None, reason="ziglang is not installed"
+    importlib.util.find_spec("ziglang") is None,
+    reason="linking for macOS and Windows needs the extra zig, 90 MB",
 )
 
 
@@ -149,7 +150,7 @@ def test_the_header_compiles(system: str) -> None:
 
 @needs_zig
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("wine64") is None, reason="wine64 is not installed")
+@pytest.mark.skipif(shutil.which("wine64") is None, reason="running Windows code here needs wine64")
 def test_code_runs_in_wine(package: tuple[Net, Path], tmp_path: Path) -> None:
     """Wine runs programs of its own architecture. Some of its builds for Arm print wrong numbers,
     so the program has functions of its own for that."""
