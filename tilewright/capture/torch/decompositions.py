@@ -13,6 +13,7 @@ from torch._decomp.decompositions import _grid_sampler_2d
 from tilewright.capture.torch.composed import compositions
 from tilewright.capture.torch.foreach import for_each, of_numbers
 from tilewright.capture.torch.recurrent import as_scans
+from tilewright.capture.torch.undivided import undivided_table
 
 # Decomposed by torch's core table, but defined as a whole in ops/: not decomposed here, so that
 # graphs stay small and rewrites and schedules see the operator the user wrote. Attention first: the
@@ -32,8 +33,7 @@ WHOLE = """
 
 # Not in the core table; torch has a decomposition and ops/ has no such operator.
 EXTRA = """
-    addmv addbmm dist _cdist_forward grid_sampler_2d upsample_bicubic2d upsample_bilinear2d
-    upsample_nearest2d
+    addmv addbmm dist _cdist_forward grid_sampler_2d upsample_bicubic2d
     _upsample_bilinear2d_aa ldexp logspace
     hardtanh leaky_relu elu
     special_log_ndtr special_xlog1py special_zeta mvlgamma
@@ -65,6 +65,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.native_batch_norm_backward.default] = _by_own_statistics
     table[aten.soft_margin_loss_backward.default] = _soft_margin_backward
     table[aten.grid_sampler_2d.default] = _sampled
+    for op, function in undivided_table().items():
+        table.pop(op, None)
+        if function is not None:
+            table[op] = function
     table |= for_each()
     return table | of_numbers(table)
 

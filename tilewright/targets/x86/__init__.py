@@ -103,6 +103,8 @@ def _features(features: Collection[str]) -> dict[str, Any]:
         "converts_f16": "+f16c" in features,
         "rounds": not {"+sse4.1", "+avx"}.isdisjoint(features),
         "has_masks": not {"+avx", "+avx512f"}.isdisjoint(features),
+        # Those of AVX2 alone are no faster than one read a lane.
+        "gathers": _wide(features),
         "products": _products(features),
         **(_WIDE if "+avx2" in features else _NARROW),
     }
