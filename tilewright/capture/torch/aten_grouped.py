@@ -127,7 +127,7 @@ def _of_terms(x: Node, y: Node, ends: Node) -> Node:
     if wide is x.dtype:
         products = ops.matmul(columns, blocks.of(y))
     else:  # sums of blocks are rounded once, when they are added up
-        products = ops.wide_matmul(columns, blocks.of(y), wide)
+        products = ops.matmul(cast(columns, wide), cast(blocks.of(y), wide))
     start = ops.full((groups, *products.shape[1:]), 0, products.dtype)
     index = ops.expand(ops.reshape(blocks.part, (blocks.count, 1, 1)), products.shape)
     return cast(ops.scatter(start, index, products, 0, "add"), x.dtype)
