@@ -1,6 +1,7 @@
-"""Products in groups: torch's `_grouped_mm` in its four forms, and what transformers has instead."""
+"""Products in groups: torch's `_grouped_mm` in its four forms, and the one of transformers."""
 
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def _in_groups(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor | None) -> t
     if ends is None:
         return a @ b
     cuts = [0, *ends.tolist()]
-    own = [slice(*pair) for pair in zip(cuts, cuts[1:])]
+    own = [slice(*pair) for pair in pairwise(cuts)]
     if b.dim() == 3:
         return torch.cat([a[k] @ b[g] for g, k in enumerate(own)])
     if a.dim() == 3:
