@@ -178,7 +178,7 @@ def _taken(y: Node, axis: int, matrix: np.ndarray) -> Node | None:
         at = first + np.minimum(k, count - 1)
         weights = np.where(k < count, np.take_along_axis(matrix, at[None], 0)[0], 0)
         along = (matrix.shape[1],) + (1,) * (y.rank - axis - 1)
-        rows = take(y, constant(at.astype(np.int64), i64), axis, "within")
+        rows = take(y, constant(at.astype(np.int64), i64), axis, "proved")
         part = mul(rows, constant(weights.astype(matrix.dtype).reshape(along), y.dtype))
         total = part if total is None else add(total, part)
     return total
@@ -296,7 +296,7 @@ class UpsampleLinear(Op):
             n, m, axis = spatial[k], size[k], first + k
             lower, upper, w = _linear_table(n, m, self.scales[k], self.align_corners, wide)
             along = (m,) + (1,) * (x.rank - axis - 1)
-            low, high = (take(y, constant(at, i64), axis, "within") for at in (lower, upper))
+            low, high = (take(y, constant(at, i64), axis, "proved") for at in (lower, upper))
             far, near = (constant(x.reshape(along), wide) for x in (1 - w, w))
             y = add(mul(low, far), mul(high, near))
         return cast(y, x.dtype)
