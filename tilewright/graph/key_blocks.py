@@ -44,7 +44,7 @@ class KeyBlocks(Pass, before=("Decompose",), rounds=True, regions=True):
 
     def apply(self, program: Graph, log: Log) -> Graph:
         program = rewrite(program, rewrites.rules(families=("spelled",)), log, 1)
-        return rewrite(program, key_block_rules(Cut(self.size)), log, 1)
+        return rewrite(program, key_block_rules(Cut(self.size, fill=self.fill)), log, 1)
 
     def size(self, scores: Node) -> int | None:
         """Of a block; None where all keys are one."""
@@ -52,7 +52,7 @@ class KeyBlocks(Pass, before=("Decompose",), rounds=True, regions=True):
         if isinstance(rows, int) and rows < FEW_ROWS:
             return None  # each key is read once or a few times: there is no block to reuse
         if not isinstance(keys, int):
-            return self._whole(self.unknown)
+            return None
         most = self.scratch // (TILE_ROWS * scores.dtype.accumulator.bytes)
         block = self.block
         if has_positions(scores):
@@ -65,6 +65,12 @@ class KeyBlocks(Pass, before=("Decompose",), rounds=True, regions=True):
             return even[-1]
         count = -(-keys // self._whole(block))
         return -(-keys // (count * self.unit)) * self.unit
+
+    def fill(self, scores: Node) -> int:
+        """What a number of keys that is not known is filled up to a multiple of."""
+        rows, keys = scores.shape[-2:]
+        few = isinstance(rows, int) and rows < FEW_ROWS
+        return 1 if few or isinstance(keys, int) else LANES
 
     def _whole(self, most: int) -> int:
         return max(1, most // self.unit) * self.unit

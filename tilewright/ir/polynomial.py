@@ -309,9 +309,8 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
         return True
     if depth == 0:
         return False
-    # In the order of the terms: a set's order would differ from run to run, and so the proof.
-    # Variables with symbolic bounds first: their bounds mention the extents that appear next to
-    # them.
+    # In the order of the terms: a set's would differ from run to run, and so the proof. Variables
+    # with symbolic bounds first: these mention the extents that appear next to them.
     atoms = dict.fromkeys(a for m, _ in x.terms for a in m)
     for atom in sorted(atoms, key=_is_bounded_by_numbers) if len(atoms) > 1 else atoms:
         if isinstance(atom, Quo) and atom.op in ("min", "max"):
@@ -320,17 +319,21 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
                 continue
             down, up = nonneg(coef, 0), nonneg(-coef, 0)
             both = (atom.op == "min") == down  # the worst case must hold for either argument
+            ends = (nonneg(rest + coef * e, depth - 1) for e in (atom.a, atom.b))
             if (down or up) and both:
-                return all(nonneg(rest + coef * e, depth - 1) for e in (atom.a, atom.b))
-            # At least as much as with either argument.
-            if (down or up) and any(nonneg(rest + coef * e, depth - 1) for e in (atom.a, atom.b)):
+                return all(ends)
+            if (down or up) and any(ends):  # at least as much as with either argument
                 return True
         if isinstance(atom, Quo) and atom.op == "floordiv" and isinstance(atom.b, int):
             rest, coef = linear(x, atom)
-            if isinstance(coef, int) and coef % atom.b == 0:
-                # n*(a//n) lies in [a-n+1, a]: take the worst end
-                k, n = coef // atom.b, atom.b
-                return nonneg(rest + k * (atom.a if k < 0 else atom.a - n + 1), depth - 1)
+            if isinstance(coef, int):
+                # n*(a//n) lies in [a-n+1, a]: the worst end. Of whole numbers x, n*x > -n is enough.
+                n, worst = atom.b, atom.a if coef < 0 else atom.a - atom.b + 1
+                if coef % n == 0:
+                    return nonneg(rest + coef // n * worst, depth - 1)
+                open_end = not all(map(_is_bounded_by_numbers, symbols(atom.a)))
+                if open_end and nonneg(n * rest + coef * worst + n - 1, depth - 1):
+                    return True
         if _is_bounded_by_numbers(atom):
             continue
         assert isinstance(atom, Sym)

@@ -40,6 +40,8 @@ from tilewright.kernel.steps.trim import Trim
 SHARE = 4
 # Rows of a block: enough for what is read again for each block, few enough for the threads.
 BLOCK_ROWS = 72
+# Keys that blocks of rows are made for where a call may have any number of them.
+USUAL_KEYS = 512
 # Lanes of the maps between: enough independent chains of operations to hide the latency of long
 # ones (measured).
 LANES = 16
@@ -122,7 +124,8 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
         # Blocks of whole tiles of both products, and as few cases of rows that are left over.
         second.rows = second.most = min(second.rows, first.rows)
     rows, keys = D.bounds(many)[1], D.bounds(keys)[1]
-    size = keys * s.nest.buffer(host).dtype.bytes
+    # Without a bound there is memory for as many as a call has, and blocks suit a usual number.
+    size = min(keys, USUAL_KEYS) * s.nest.buffer(host).dtype.bytes
     # At least one tile: fusion has made sure that its rows are not too long.
     most = min(s.target.l2 // SHARE, s.target.stack) // max(1, size)
     most = max(first.rows, min(most, _rows_of_a_thread(s, second, rows)))
