@@ -125,9 +125,10 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
     if not isinstance(many, int) and not (first.large or second.large or second.group):
         # Blocks of whole tiles of both products, and as few cases of rows that are left over.
         second.rows = second.most = min(second.rows, first.rows)
-    rows, keys = D.bounds(many)[1], D.bounds(keys)[1]
-    # Without a bound there is memory for as many as a call has, and blocks suit a usual number.
-    size = min(keys, USUAL_KEYS) * s.nest.buffer(host).dtype.bytes
+    rows = D.bounds(many)[1]
+    # Of an unknown number there is memory for as many as a call has, and blocks suit a usual one.
+    keys = keys if isinstance(keys, int) else min(D.bounds(keys)[1], USUAL_KEYS)
+    size = keys * s.nest.buffer(host).dtype.bytes
     # At least one tile: fusion has made sure that its rows are not too long.
     most = min(s.target.l2 // SHARE, s.target.stack) // max(1, size)
     most = max(first.rows, min(most, _rows_of_a_thread(s, second, rows)))
