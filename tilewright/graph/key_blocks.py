@@ -1,5 +1,5 @@
-"""KeyBlocks: attention over more keys than one block of scores has. An unknown number of them is one
-block, filled up to whole vectors."""
+"""KeyBlocks: attention over more keys than one block of scores has. An unknown number of them is
+one block, filled up to whole vectors."""
 
 from __future__ import annotations
 
