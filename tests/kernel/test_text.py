@@ -40,6 +40,26 @@ def test_random_groups() -> None:
         assert parse_nest(nest_text(start(g))) == start(g), f"seed {seed}"
 
 
+CHAINS = """group product
+  in a: f32[32,64]
+  in b: f32[64,32]
+  out y: f32[32,32]
+  local t: f32[32,32]
+  t[t.i0,t.i1] add= a[t.i0,t.r0] * b[t.r0,t.i1] for t.i0 in 32, t.i1 in 32, t.r0 in 64 in chains of 16 from 0.0
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 32, y.i1 in 32
+"""  # noqa: E501
+
+
+def test_sums_in_chains() -> None:
+    """A group says how many terms are added one after the other; default schedules obey."""
+    g, plain = parse_group(CHAINS), parse_group(CHAINS.replace(" in chains of 16", ""))
+    assert group_text(g) == CHAINS and g.stage("t").chain == 16 and g != plain
+    trace, _ = default_schedule(g, default())
+    assert "Split(loop='t.r0', factor=16)" in print_trace(trace)
+    assert "RFactor" in print_trace(trace)
+    assert "RFactor" not in print_trace(default_schedule(plain, default())[0])
+
+
 def test_a_trace_may_have_comments_and_empty_lines() -> None:
     text = "# first\nSplit('i', 4)\n\n  Peel('i.0')  # then\n"
     assert [str(s) for s in parse_trace(text)] == ["Split(loop='i', factor=4)", "Peel(loop='i.0')"]

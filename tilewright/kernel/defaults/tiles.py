@@ -91,6 +91,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     if not padded and isinstance(en, int):
         width = min(width, en)
     chain = t.choices.chain or (SHORT_CHAIN if few else CHAIN)
+    chain = min(chain, s.group.stage(a).chain or chain)
     # With an instruction that adds up groups, all of the sum is in registers.
     blocks: str | None = None
     around: tuple[str, ...] = ()
