@@ -73,6 +73,45 @@ def test_torchs_grouped_products(form: str, dtype: torch.dtype) -> None:
     assert not disagreements(ours, eager, _with_gradients(exact, a.double(), b.double(), ends))
 
 
+SCALED = {  # shapes of the factors of rows and of columns
+    "rows in blocks": ((128,), (3, 24)),
+    "columns in blocks": ((3, 8), (128,)),
+    "terms in blocks": ((24,), (48,)),
+    "matrices": ((3, 8), (3, 8)),
+}
+
+
+def _scaled(a: Any, b: Any, x: Any, y: Any, ends: torch.Tensor | None) -> torch.Tensor:
+    """In float64: torch has no such product on processors."""
+    a, b, x, y = (t.double() for t in (a, b, x, y))
+    if a.dim() == 3:
+        a, x = a * x.unsqueeze(2), None
+    if b.dim() == 3:
+        b, y = b * y.unsqueeze(1), None
+    out = _in_groups(a, b, ends)
+    if x is not None:
+        out = out * (x.reshape(-1, a.shape[0], 1) if y is not None else x.unsqueeze(1))
+    if y is not None:
+        out = out * (y.reshape(-1, 1, b.shape[1]) if x is not None else y)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", SCALED)
+def test_scaled_grouped_products(form: str) -> None:
+    """Of floats of 8 bits; the result is rounded to bfloat16 once."""
+    shape_a, shape_b, at = FORMS[form]
+    ends = None if at is None else torch.tensor(at, dtype=torch.int32)
+    drawn = torch.Generator().manual_seed(0)
+    a = torch.randn(shape_a, generator=drawn).to(torch.float8_e4m3fn)
+    turned = torch.randn(shape_b, generator=drawn).mT.contiguous().to(torch.float8_e4m3fn)
+    b = turned.mT
+    factors = [torch.rand(shape, generator=drawn) for shape in SCALED[form]]
+    ours = tw.compile(torch._scaled_grouped_mm, strict=True)(a, b, *factors, ends)
+    exact = _scaled(a, b, *factors, ends)
+    assert not disagreements(ours, exact.bfloat16(), exact)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_definitions_of_grouped_products(form: str) -> None:
     """As numpy evaluates them: no code is made."""

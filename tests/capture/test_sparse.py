@@ -126,7 +126,7 @@ def test_what_does_not_fit() -> None:
     a = tw.SparseMatrix.of(_tensor())
     with pytest.raises(tw.Invalid, match=r"\(6, 9\) does not fit a tensor of \(6, 5\)"):
         a @ _dense(ROWS, WIDTH)
-    with pytest.raises(tw.Invalid, match="float32 does not fit a tensor of torch.float64"):
+    with pytest.raises(tw.Invalid, match=r"float32 does not fit a tensor of torch\.float64"):
         a @ _dense(COLUMNS, WIDTH).double()
     with pytest.raises(tw.Invalid, match="one or two axes"):
         a @ a  # type: ignore[operator]

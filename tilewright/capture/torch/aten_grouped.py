@@ -11,7 +11,7 @@ from tilewright.capture.torch.context import Context, cast
 from tilewright.capture.torch.registry import Untranslated, aten
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
-from tilewright.ir.types import i64
+from tilewright.ir.types import f32, i64
 
 # Rows of one block: each group has a block that is not full.
 LEAST = 16
@@ -163,6 +163,40 @@ def grouped_mm(
     if bias is not None:
         raise Untranslated("torch has no grouped products with a bias on processors")
     return cast(grouped(a, b, offs), c.out().dtype)
+
+
+@aten("_scaled_grouped_mm.default")
+def scaled_grouped_mm(
+    c: Context,
+    a: Node,
+    b: Node,
+    scale_a: Node,
+    scale_b: Node,
+    offs: Node | None = None,
+    bias: Node | None = None,
+    scale_result: Node | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Node:
+    """Of floats of 8 bits, with a factor for each row of a and each column of b."""
+    if bias is not None or scale_result is not None or f32 is not scale_a.dtype:
+        raise Untranslated("factors of blocks, of the result and biases have no native form")
+    out = grouped(cast(a, f32), cast(b, f32), offs)
+    if offs is not None and a.rank == b.rank == 2:  # those of all groups one after the other
+        groups = offs.shape[0]
+        rows = ops.reshape(scale_a, (groups, a.shape[0], 1))
+        columns = ops.reshape(scale_b, (groups, 1, b.shape[1]))
+    elif offs is None:
+        rows = ops.reshape(scale_a, (*scale_a.shape, 1))
+        columns = ops.reshape(scale_b, (scale_b.shape[0], 1, scale_b.shape[1]))
+    elif a.rank == 2:
+        part = _parts(a.shape[0], cast(offs, i64))
+        rows, columns = ops.reshape(scale_a, (a.shape[0], 1)), ops.take(scale_b, part, 0)
+    else:
+        part = _parts(b.shape[1], cast(offs, i64))
+        rows = ops.permute(ops.take(scale_a, part, 0), (1, 0))
+        columns = ops.reshape(scale_b, (1, b.shape[1]))
+    return cast(ops.mul(ops.mul(out, rows), columns), c.out().dtype)
 
 
 @aten("tilewright.grouped_mm.default")

@@ -84,7 +84,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
 
 
 LIBRARY.define(_SCHEMA)
-LIBRARY.impl("grouped_mm", _product, "CPU")
+LIBRARY.impl("grouped_mm", _product, "CompositeExplicitAutograd")
 torch.library.register_fake(_NAME, _empty, lib=LIBRARY)
 torch.library.register_autograd(_NAME, _backward, setup_context=_setup, lib=LIBRARY)
 

@@ -53,7 +53,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 LIBRARY.define(_SCHEMA)
-LIBRARY.impl("sparse_mm", _product, "CPU")
+LIBRARY.impl("sparse_mm", _product, "CompositeExplicitAutograd")
 torch.library.register_fake(_NAME, _empty, lib=LIBRARY)
 torch.library.register_autograd(_NAME, _backward, setup_context=_setup, lib=LIBRARY)
 
