@@ -104,7 +104,7 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     large, plain = product is not None, _block(s, ops, acc.axes[col]) is None
     most = tile.most if rows == tile.rows else rows
     made = Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group, plain, large)
-    return replace(made, most=most)
+    return replace(made, most=most, chain=acc.chain)
 
 
 def _loads_rows(s: Scheduler) -> bool:
