@@ -75,15 +75,16 @@ def embedding_bag(
     rows = ops.take(weight, indices, 0, known)
     if per_sample_weights is not None:
         rows = ops.mul(rows, ops.reshape(per_sample_weights, (*per_sample_weights.shape, 1)))
-    counted = ops.full(indices.shape, 1, weight.dtype)
     how = "max" if mode == 2 else "add"
     if padding_idx >= 0:
         real = ops.ne(indices, ops.full((), padding_idx, indices.dtype))
-        counted = cast(real, weight.dtype)
+        count = _reduced(cast(real, weight.dtype), part, parts, "add", 0.0)
         shown = ops.reshape(real, (*real.shape, 1))
         rows = ops.where(shown, rows, ops.full((), _NEUTRAL[how], rows.dtype))
+    else:
+        ends = ops.concat([ops.slice(starts, 0, 1), ops.reshape(n, (1,))], 0)
+        count = cast(ops.sub(ends, starts), weight.dtype)
     out = _reduced(rows, part, parts, how, _NEUTRAL[how])
-    count = _reduced(counted, part, parts, "add", 0.0)
     taken = _taken(indices, rows, out, part, parts) if mode == 2 else None
     sizes = cast(count, i64)
     if mode != 0:
