@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import accumulate
 
 import pytest
 
@@ -13,7 +14,7 @@ from tilewright.base.errors import Invalid
 from tilewright.kernel.check import verify
 from tilewright.kernel.nest import start
 from tilewright.kernel.schedule import default_schedule
-from tilewright.kernel.step import apply, parse_trace, print_trace, trace_digest
+from tilewright.kernel.step import parse_trace, print_trace, trace_digest
 from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
 from tilewright.targets import default
 
@@ -25,7 +26,7 @@ def test_groups_and_every_nest_on_the_way(name: str) -> None:
     verify(g)
     assert group_text(g) == text
     trace, final = default_schedule(g, default())
-    nests = [apply(start(g), trace[:k]) for k in range(len(trace) + 1)]
+    nests = list(accumulate(trace, lambda n, step: step.apply(n), initial=start(g)))
     for n in nests:
         assert parse_nest(nest_text(n)) == n
     assert nests[-1] == final
