@@ -106,9 +106,9 @@ def test_scaled_grouped_products(form: str) -> None:
     a = torch.randn(shape_a, generator=drawn).to(torch.float8_e4m3fn)
     turned = torch.randn(shape_b, generator=drawn).mT.contiguous().to(torch.float8_e4m3fn)
     b = turned.mT
-    factors = [torch.rand(shape, generator=drawn) for shape in SCALED[form]]
-    ours = tw.compile(torch._scaled_grouped_mm, strict=True)(a, b, *factors, ends)
-    exact = _scaled(a, b, *factors, ends)
+    x, y = (torch.rand(shape, generator=drawn) for shape in SCALED[form])
+    ours = tw.compile(torch._scaled_grouped_mm, strict=True)(a, b, x, y, ends)
+    exact = _scaled(a, b, x, y, ends)
     assert not disagreements(ours, exact.bfloat16(), exact)
 
 

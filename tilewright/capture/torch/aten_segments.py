@@ -135,11 +135,10 @@ def segment_reduce(
     initial: float | None = None,
 ) -> Node:
     given = offsets if offsets is not None else lengths
-    sizes = [data.shape[k] for k in range(axis + 1)] if axis < data.rank else []
-    known = all(isinstance(k, int) and k > 0 for k in sizes) and bool(sizes)
-    if given is None or given.rank != axis + 1 or not known:
-        raise Untranslated("segments of nothing have no native form")
-    n, batch = int(sizes[-1]), math.prod(map(int, sizes[:-1]))
+    sizes = [k for k in data.shape[: axis + 1] if isinstance(k, int) and k > 0]
+    if given is None or given.rank != axis + 1 or len(sizes) != axis + 1:
+        raise Untranslated("segments of nothing, or of unknown size, have no native form")
+    n, batch = sizes[-1], math.prod(sizes[:-1])
     how = {"sum": "add", "mean": "add", "max": "max", "min": "min", "prod": "mul"}.get(reduce)
     if how is None:
         raise Untranslated(f"segments are not reduced by {reduce!r}")

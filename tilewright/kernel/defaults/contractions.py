@@ -163,7 +163,14 @@ def schedule_contraction(
         if not s.attempt(ComputeWith(other.name, names[-1])):
             return False
     wide = [str(x.source) for x in ops if acc.axes[col] in x.symbols()]
-    if not images and len(wide) == 1 and s.choices == Choices() and few_rows(s, t):
+    joined = _joined_rows(s, acc, ops, t) if not images else None
+    if (
+        joined is None
+        and not images
+        and len(wide) == 1
+        and s.choices == Choices()
+        and few_rows(s, t)
+    ):
         if schedule_few_rows(s, t, wide[0]):
             return True
     t.choices, t.rows = s.choices, t.rows if t.group else s.choices.rows or t.rows
@@ -175,13 +182,23 @@ def schedule_contraction(
     adjacent, large = _adjacent(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
     most = register_tile(s.target, s.group.buffer(a).dtype)
-    may_copy = image and s.choices.copy is not False
+    may_copy = image and s.choices.copy is not False and joined is None
     tall = s.choices.rows or most.adjacent
     copy = _copied(s, acc, ops, row, tall, adjacent) if may_copy else None
     # Only an instruction loads rows in vectors; elsewhere their layout does not matter.
     adjacent = adjacent and _loads_rows(s)
     # Height and width become one row axis, so that small images fill the tile.
-    if copy is not None or (image and _walks_together(s, acc, ops, row, adjacent)):
+    if joined is not None:
+        first, t.rows = joined
+        count = len(names) - 1
+        s.do(FuseAxes(a, first, count))
+        inner = names[-1] if col == 0 else names[-2]
+        for k in range(first + count - 2, first - 1, -1):
+            s.do(Fuse(names[k], inner, inner := f"{host}.p{k}"))
+        names[first : first + count], axes[first : first + count] = [inner], ["p"]
+        t.row, t.col = (1, 0) if col == 0 else (0, 1)
+        image = False
+    elif copy is not None or (image and _walks_together(s, acc, ops, row, adjacent)):
         s.do(FuseAxes(a, row - 1))
         s.do(Fuse(names[row - 1], names[row], f"{host}.p"))
         names[row - 1 : row + 1] = [f"{host}.p"]
@@ -189,7 +206,7 @@ def schedule_contraction(
         t.col, t.row = (col - 1 if col > row else col), row - 1
     if copy is not None:
         t.copy, t.rows = copy, tall
-    elif s.choices.rows is None and not t.window:
+    elif s.choices.rows is None and not t.window and joined is None:
         t.rows = dividing_rows(t.rows, t.most, s.loops(names[t.row])[0].extent)
     # Panels that do not stay in the cache together are read once, not for each row of the image.
     if image and large and len(names) == len(acc.axes):
@@ -204,6 +221,32 @@ def schedule_contraction(
     if top is not None:
         _prefetch(s, placed, top, ops)
     return True
+
+
+def _joined_rows(
+    s: Scheduler, acc: Stage, ops: tuple[Load, Load], t: Tile
+) -> tuple[int, int] | None:
+    """The first of several axes that are rows, and rows of a tile, where the sum is so long that it
+    has to be in parts, which is done for one axis of rows: the gradient of a convolution's weights,
+    a sum over all pixels, has channels and taps as rows. Taps are in one tile together."""
+    others = [k for k in range(len(acc.axes)) if k != t.col]
+    wide, deep = t.lanes * t.vectors, prod(D.bounds(extent(x))[1] for x in acc.raxes)
+    size = s.nest.buffer(acc.name).dtype.bytes
+    long = deep * wide * size > s.target.l2 // 2
+    if len(others) < 2 or t.col not in (0, len(acc.axes) - 1) or t.group or t.window or not long:
+        return None
+    apart = any(sum(acc.axes[k] in x.symbols() for x in ops) != 1 for k in others)
+    lanes = next(x for x in ops if acc.axes[t.col] in x.symbols())
+    if apart or any(acc.axes[k] in lanes.symbols() for k in others) or s.choices != Choices():
+        return None
+    sizes = [e for k in others if isinstance(e := extent(acc.axes[k]), int)]
+    taps = prod(sizes[1:])
+    if len(sizes) < len(others) or taps > t.rows:
+        return None
+    each = t.rows // taps
+    while each > 1 and sizes[0] % each:
+        each -= 1
+    return others[0], taps * each
 
 
 def _copied_before(s: Scheduler, image: Stage, p: Placed) -> bool:
@@ -251,7 +294,7 @@ def _lane_choice(
 ) -> tuple[int, int] | None:
     """(output axis for lanes, width of the tile): an axis that is contiguous in one operand, within
     a packed block, and absent from the other."""
-    best: tuple[int, int, int] | None = None
+    best: tuple[int, int, int, int] | None = None
     for k, a in enumerate(acc.axes):
         if extent(a) == 1 and len(acc.axes) > 1:
             continue
@@ -273,9 +316,11 @@ def _lane_choice(
             if strides == [1, 1]
             else 0
         )
-        if score and (best is None or score >= best[0]):
-            best = (score, k, width)
-    return best[1:] if best else None
+        filled = D.bounds(extent(a))[1]
+        filled = min(s.target.lanes(32), int(filled)) if score else 0  # of a vector
+        if score and (best is None or (score, filled) >= best[:2]):
+            best = (score, filled, k, width)
+    return best[2:] if best else None
 
 
 def _block(s: Scheduler, ops: tuple[Load, Load], a: Sym) -> int | None:
