@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
 import os
 import shutil
@@ -19,6 +21,7 @@ from torch import nn
 from torch.export import Dim
 
 import tilewright as tw
+import tilewright_runtime
 from tests.export.harness import (
     STRICT,
     Failed,
@@ -27,6 +30,7 @@ from tests.export.harness import (
     called,
     caller,
     judge,
+    library,
     require_only_libc,
     results,
     written,
@@ -264,6 +268,36 @@ def test_damaged_packages(folder: Path, tmp_path: Path, case: str) -> None:
 
 def _mapped() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:tilewright")
+
+
+@pytest.mark.parametrize("kind", ["blake2b", "sha256"])
+def test_checksums_of_all_lengths(kind: str) -> None:
+    """Those of the header, with a processor's instructions where it has them, are Python's."""
+    rng = np.random.default_rng(0)
+    for size in (*range(260), 4095, 4096, 100_003):
+        data = rng.bytes(size)
+        own = hashlib.blake2b(data, digest_size=32) if kind == "blake2b" else hashlib.sha256(data)
+        digits = own.hexdigest().encode()
+        is_sum = getattr(library(), f"test_{kind}")
+        found = is_sum(data, ctypes.c_size_t(size), digits)
+        if found < 0:
+            pytest.skip("this processor has no instructions for SHA-256")
+        assert found == 1, size
+        other = digits[:-1] + (b"0" if digits[-1:] != b"0" else b"1")
+        assert is_sum(data, ctypes.c_size_t(size), other) == 0, size
+
+
+@pytest.mark.parametrize("kind", ["blake2b", "sha256"])
+def test_both_checksums_of_code_are_verified(folder: Path, tmp_path: Path, kind: str) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    tilewright_runtime.verify(damaged)
+    manifest = json.loads((damaged / "manifest.json").read_text())
+    for level in manifest["levels"]:
+        level[kind] = level[kind][::-1]
+    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(tilewright_runtime.PackageError, match=r"code/.*: its checksum differs"):
+        tilewright_runtime.verify(damaged)
 
 
 def test_code_of_other_machines_only(net: Net, tmp_path: Path) -> None:

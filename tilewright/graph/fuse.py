@@ -51,6 +51,7 @@ from tilewright.graph.row_blocks import RowBlocks
 from tilewright.graph.row_maps import RowMaps
 from tilewright.graph.siblings import Siblings
 from tilewright.graph.totals import Totals, is_total
+from tilewright.graph.updates import Updates
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Item, Node
@@ -149,10 +150,11 @@ class _Fuser:
         Siblings(self.regions, self.facts, self.readers, self.target).join(
             self.order, self.too_large, self.unite
         )
-        Totals(self.regions, self.facts, self.readers, self.too_large, self.target).join()
-        self.absorb()
         found = (self.regions, self.facts, self.readers, self.results)
         joining = (*found, self.too_large, self.target, self.limits.cheap)
+        Updates(*joining).join()
+        Totals(self.regions, self.facts, self.readers, self.too_large, self.target).join()
+        self.absorb()
         RowMaps(*joining).join()
         ProductChains(*found, self.target).link()
         self.unchained = Chains(*joining).link()

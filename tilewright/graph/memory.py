@@ -244,6 +244,8 @@ def _updated_base(c: Cluster) -> list[Node]:
     if t.kind != "update" or t.base is None or t.base in _loaded(t):
         return []
     x = c.anchor.inputs[f.inputs.index(t.base)]
+    if any(x in n.inputs for n in c.nodes if n is not c.anchor):
+        return []
     return [x] if c.anchor.inputs.count(x) == 1 else []
 
 

@@ -74,9 +74,13 @@ class Target:
     # that distinguish zeros? Without, a few other instructions do it.
     rounds: bool = True
     f64_maximum: bool = True
+    # Conversions of vectors to integers that give the nearest one where a number does not fit.
+    saturates: bool = True
     # Instructions that convert to bfloat16, and loads and stores that leave lanes out by a mask.
     has_bf16: bool = False
     has_masks: bool = False
+    # Instructions that read each lane of a vector from a place of its own, and are worth taking.
+    gathers: bool = False
     # LLVM's calling convention in which callees preserve vector registers, if there is one.
     vector_convention: str = ""
     l1: int = 32 * 1024

@@ -20,6 +20,8 @@ from tilewright.llvm.writer import Writer
 
 # From so many constant steps on an address is opaque to LLVM: see llvm/opaque.py.
 MANY_STEPS = 6
+# Of two numbers that are less than this the difference has 32 bits.
+HALF = 1 << 30
 
 # A buffer and an index as the current thread has them.
 Part = Callable[[Buffer, tuple[Dim, ...]], tuple[Buffer, tuple[Dim, ...]]]
@@ -219,6 +221,19 @@ class Addresses:
             return self.put(f"inttoptr <{w} x i64> {x} to <{w} x ptr>")
         t = memory_type(b.dtype)
         return self.put(f"getelementptr {t}, ptr {self.base[b.name][0]}, <{w} x i64> {x}")
+
+    def near(self, b: Buffer, lin: Dim, w: int) -> str:
+        """The same of a buffer with a base: what is equal in all lanes is added to that, and the
+        rest has 32 bits where that is enough."""
+        assert self.c.lane is not None
+        same, moving = split_terms(lin, {self.c.lane[0]})
+        x, t = self.indices.lanes(moving, w), "i64"
+        ends = (*D.bounds(same), *D.bounds(b.size))
+        if all(abs(e) < HALF for e in ends):
+            x, t = self.put(f"trunc <{w} x i64> {x} to <{w} x i32>"), "i32"
+        return self.put(
+            f"getelementptr {memory_type(b.dtype)}, ptr {self.at(b, same)}, <{w} x {t}> {x}"
+        )
 
     def each(self, b: Buffer, lin: Dim, w: int) -> list[str]:
         """The same as one address each: LLVM loses the kind of memory of vectors of addresses."""

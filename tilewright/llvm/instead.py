@@ -18,10 +18,11 @@ class Has:
     f16: bool = True  # conversions of half precision
     whole: bool = True  # floats rounded to whole numbers
     f64_maximum: bool = True  # maxima of doubles that distinguish zeros
+    saturates: bool = True  # vectors of floats to integers, the nearest where there is none
 
     @staticmethod
     def of(target: Target) -> Has:
-        return Has(target.converts_f16, target.rounds, target.f64_maximum)
+        return Has(target.converts_f16, target.rounds, target.f64_maximum, target.saturates)
 
 
 def rounded(name: str, t: str, x: str, n: Lanes) -> str:
@@ -56,3 +57,14 @@ def with_ordered_zeros(name: str, r: str, x: str, y: str, n: Lanes) -> str:
     joined = n.op("and" if name == "max" else "or", a, b, "i64")
     equal = n.op("fcmp oeq", x, y, "double")
     return n.choose(equal, n.convert("bitcast", joined, "i64", "double"), r, "double")
+
+
+def saturated(t: str, x: str, n: Lanes) -> str:
+    """Floats or doubles cut to integers of 64 bits: the nearest one where there is none, and 0 for
+    NaN. What does not fit is converted as 0."""
+    most = 2.0**63
+    high, low = n.op("fcmp oge", x, most, t), n.op("fcmp ole", x, -most, t)
+    fits = n.op("and", n.op("fcmp olt", x, most, t), n.op("fcmp ogt", x, -most, t), "i1")
+    r = n.convert("fptosi", n.choose(fits, x, "zeroinitializer", t), t, "i64")
+    r = n.choose(low, -(1 << 63), r, "i64")
+    return n.choose(high, (1 << 63) - 1, r, "i64")

@@ -10,7 +10,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Fn, Load, Value, walk
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.legal.accesses import ADJACENT, EDGES
+from tilewright.kernel.legal.accesses import ADJACENT, EDGES, GATHER
 from tilewright.llvm.accesses import Accesses
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import LANE, Context
@@ -104,10 +104,22 @@ class Loads:
                 f"shufflevector <{span} x {t}> {x}, <{span} x {t}> poison, <{w} x i32> <{mask}>"
             )
             return self.arith.widen(x, b.dtype, w)
+        if lane is None and w > 1 and self._is_gathered(b, lin):
+            p = self.addresses.near(b, lin, w)
+            every = self.arith.splat_literal("true", "i1", w)
+            x = self.accesses.masked_gather(b, p, every, w)
+            return self.arith.widen(x, b.dtype, w)
         if b.pointer or (w > 1 and b.swizzle is None and self._is_costly(lin)):
             return self._gather(b, lin, w)
         xs = [self.c.with_lane(k, lambda: self.at(b, index, 1)) for k in range(w)]
         return self.w.build(xs, register_type(b.dtype))
+
+    def _is_gathered(self, b: Buffer, lin: Dim) -> bool:
+        """Is it one for the machine's instruction that reads each lane from a place of its own?"""
+        assert self.c.lane is not None
+        if GATHER not in self.c.hints or b.pointer or b.dtype.bytes not in (4, 8):
+            return False
+        return any(self.c.is_vector(v) for v in D.data_values(lin))
 
     def _is_costly(self, lin: Dim) -> bool:
         """Is an index that data decide computed sooner in all lanes at once than lane by lane?"""

@@ -357,12 +357,10 @@ class Arith:
                 # A negative number wraps, as it does on its way to narrower integers.
                 upper = self._saturated("fptoui", x, src, lanes)
                 high = self.put(f"fcmp oge {vs} {x}, {self.const(2.0**63, src, lanes)}")
-                m = vector("i1", lanes)
-                return self.put(f"select {m} {high}, {wide} {upper}, {wide} {r}")
+                return self.put(f"select {vector('i1', lanes)} {high}, {wide} {upper}, {wide} {r}")
             return r if dst is i64 else self.put(f"trunc {wide} {r} to {vd}")
         if dst.is_float:
-            code = "sitofp" if src.kind == "i" else "uitofp"
-            made = self.put(f"{code} {vs} {x} to {vd}")
+            made = self.put(f"{'sitofp' if src.kind == 'i' else 'uitofp'} {vs} {x} to {vd}")
             digits = src.bits - (src.kind == "i") if src.is_int else 1
             fits = dst.format is not None and digits <= dst.format.fraction + 1
             return made if fits else self.round(made, dst, lanes)
@@ -375,9 +373,11 @@ class Arith:
     def _saturated(self, code: str, x: str, src: DType, lanes: int) -> str:
         """A float cut to 64 bits; the nearest integer where there is none, 0 for NaN."""
         ts, wide = register_type(src), vector("i64", lanes)
-        name = f"@llvm.{code}.sat.{suffix('i64', lanes)}.{suffix(ts, lanes)}"
-        self.declares.add(f"declare {wide} {name}({vector(ts, lanes)})")
-        return self.put(f"call {wide} {name}({vector(ts, lanes)} {x})")
+        if lanes > 1 and code == "fptosi" and not self.has.saturates:
+            return instead.saturated(ts, x, narrow.Lanes(self.put, lanes))
+        head = f"@llvm.{code}.sat.{suffix('i64', lanes)}.{suffix(ts, lanes)}({vector(ts, lanes)}"
+        self.declares.add(f"declare {wide} {head})")
+        return self.put(f"call {wide} {head} {x})")
 
     def _unknown(self, x: str, t: str, lanes: int) -> str:
         """The same numbers, of which LLVM knows nothing. It costs no instruction."""

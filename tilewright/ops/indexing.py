@@ -44,7 +44,8 @@ def _want_index(what: str, t: TensorType) -> None:
 #   any      nothing
 #   wrapped  they are in [-n, n)
 #   within   they are in [0, n)
-KNOWN = ("any", "wrapped", "within")
+#   proved   they are in [0, n) whatever the data is, so that none has to be kept inside
+KNOWN = ("any", "wrapped", "within", "proved")
 
 
 def _want_known(what: str, known: str) -> None:

@@ -104,6 +104,8 @@ def in_range(raw: Value, n: Dim, known: str) -> Dim:
     `known` of it: see ops/indexing.py."""
     i = E.cast(raw, i64)
     size = E.index(n)
+    if known == "proved":
+        return i.as_dim()
     if known != "within":
         i = E.select(i < 0, i + size, i)
     if known == "any" or not D.known_lt(0, n):

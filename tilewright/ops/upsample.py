@@ -29,6 +29,7 @@ from tilewright.ops.views import permute, reshape
 from tilewright.ops.windows import window_sum
 
 Scales = tuple[float | None, ...]
+FEW = 10  # products, that are summed one by one; more of them are a product of matrices
 
 
 def _check(what: str, x: TensorType, size: Shape, scales: Scales) -> TensorType:
@@ -164,6 +165,25 @@ def _through(y: Node, axis: int, matrix: np.ndarray) -> Node:
     return permute(out, [order.index(k) for k in range(y.rank)])
 
 
+def _taken(y: Node, axis: int, matrix: np.ndarray) -> Node | None:
+    """The same as a sum of few products, where every column of the matrix has few numbers other
+    than 0, all near each other; None where one has more."""
+    first = np.argmax(matrix != 0, 0)
+    count = np.maximum((matrix != 0).cumsum(0).argmax(0) + 1 - first, 1) if matrix.size else first
+    if not 0 < count.max(initial=0) <= FEW:
+        return None
+    total = None
+    for k in range(count.max()):
+        # Where a column has fewer numbers the last is read again, and counts for nothing.
+        at = first + np.minimum(k, count - 1)
+        weights = np.where(k < count, np.take_along_axis(matrix, at[None], 0)[0], 0)
+        along = (matrix.shape[1],) + (1,) * (y.rank - axis - 1)
+        rows = take(y, constant(at.astype(np.int64), i64), axis, "proved")
+        part = mul(rows, constant(weights.astype(matrix.dtype).reshape(along), y.dtype))
+        total = part if total is None else add(total, part)
+    return total
+
+
 @operator
 class UpsampleNearestBackward(Op):
     """The gradient of upsample_nearest: each input of `spatial` sums what was taken from it."""
@@ -190,7 +210,8 @@ class UpsampleNearestBackward(Op):
         else:
             y = cast(y, grad.dtype.accumulator)
             for k, (n, t) in enumerate(zip(spatial, tables)):
-                y = _through(y, first + k, t[:, None] == np.arange(n)[None, :])
+                matrix = (t[:, None] == np.arange(n)[None, :]).astype(y.dtype.numpy)
+                y = _taken(y, first + k, matrix) or _through(y, first + k, matrix)
         return cast(y, grad.dtype)
 
     def reference(self, grad: np.ndarray) -> np.ndarray:
@@ -275,9 +296,9 @@ class UpsampleLinear(Op):
             n, m, axis = spatial[k], size[k], first + k
             lower, upper, w = _linear_table(n, m, self.scales[k], self.align_corners, wide)
             along = (m,) + (1,) * (x.rank - axis - 1)
-            low = mul(take(y, constant(lower, i64), axis), constant((1 - w).reshape(along), wide))
-            high = mul(take(y, constant(upper, i64), axis), constant(w.reshape(along), wide))
-            y = add(low, high)
+            low, high = (take(y, constant(at, i64), axis, "proved") for at in (lower, upper))
+            far, near = (constant(x.reshape(along), wide) for x in (1 - w, w))
+            y = add(mul(low, far), mul(high, near))
         return cast(y, x.dtype)
 
     def reference(self, x: np.ndarray) -> np.ndarray:
@@ -336,7 +357,7 @@ class UpsampleLinearBackward(Op):
             matrix = np.zeros((m, n), wide.numpy)
             np.add.at(matrix, (np.arange(m), lower), 1 - w)
             np.add.at(matrix, (np.arange(m), upper), w)
-            y = _through(y, first + k, matrix)
+            y = _taken(y, first + k, matrix) or _through(y, first + k, matrix)
         return cast(y, grad.dtype)
 
     def reference(self, grad: np.ndarray) -> np.ndarray:

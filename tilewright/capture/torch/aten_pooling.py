@@ -135,8 +135,44 @@ def upsample_nearest(c: Context, x: Node, size: Sequence[int], *scales: float | 
     return ops.upsample_nearest(x, tuple(size), tuple(scales) or None)
 
 
+@aten(*(f"_upsample_nearest_exact{n}d.default" for n in (1, 2, 3)))
+def upsample_nearest_exact(c: Context, x: Node, size: Sequence[int], *scales: float | None) -> Node:
+    return ops.upsample_nearest(x, tuple(size), tuple(scales) or None, exact=True)
+
+
+@aten(*(f"upsample_nearest{n}d_backward.default" for n in (1, 2, 3)))
+def upsample_nearest_backward(
+    c: Context, grad: Node, size: Sequence[int], given: Sequence[int], *scales: float | None
+) -> Node:
+    return ops.upsample_nearest_backward(grad, tuple(given)[2:], tuple(scales) or None)
+
+
+@aten(*(f"_upsample_nearest_exact{n}d_backward.default" for n in (1, 2, 3)))
+def upsample_nearest_exact_backward(
+    c: Context, grad: Node, size: Sequence[int], given: Sequence[int], *scales: float | None
+) -> Node:
+    return ops.upsample_nearest_backward(grad, tuple(given)[2:], tuple(scales) or None, exact=True)
+
+
 @aten("upsample_linear1d.default", "upsample_bilinear2d.default", "upsample_trilinear3d.default")
 def upsample_linear(
     c: Context, x: Node, size: Sequence[int], align_corners: bool, *scales: float | None
 ) -> Node:
     return ops.upsample_linear(x, tuple(size), align_corners, tuple(scales) or None)
+
+
+@aten(
+    "upsample_linear1d_backward.default",
+    "upsample_bilinear2d_backward.default",
+    "upsample_trilinear3d_backward.default",
+)
+def upsample_linear_backward(
+    c: Context,
+    grad: Node,
+    size: Sequence[int],
+    given: Sequence[int],
+    align_corners: bool,
+    *scales: float | None,
+) -> Node:
+    spatial = tuple(given)[2:]
+    return ops.upsample_linear_backward(grad, spatial, align_corners, tuple(scales) or None)

@@ -115,12 +115,15 @@ class Checks:
         if whole in _WHOLE:
             demand = _WHOLE[whole](x.rank)
         known = "wrapped" if demand.wrap else "within"
+        found = self.ranges.of(idx)
+        if found.within(0, size):
+            return "proved"
         base = _unrepeated(idx)
         fact = base, str(size), demand.wrap
         if fact in self._checked:
             return known
         self._checked[fact] = None
-        if self.ranges.of(idx).within(-1 * size if demand.wrap else 0, size):
+        if demand.wrap and found.within(-1 * size, size):
             return known
         number = axis if position is None or whole in _OWN_AXES else position
         words = demand.words.replace("{axis}", str(number))

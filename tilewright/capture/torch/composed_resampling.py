@@ -9,6 +9,7 @@ from itertools import product
 
 import torch
 from torch import Tensor
+from torch._decomp.decompositions import _grid_sampler_2d
 
 from tilewright.capture.torch.composed import composed
 
@@ -127,11 +128,11 @@ composed("_upsample_bilinear2d_aa_backward.default")(_antialiased_backward(_LINE
 composed("_upsample_bicubic2d_aa_backward.default")(_antialiased_backward(_CUBIC))
 
 
-# ---- points of a volume
+# ---- points of an image or a volume
 
 
 def _unnormalised(x: Tensor, size: int, align: bool) -> Tensor:
-    return (x + 1) / 2 * (size - 1) if align else ((x + 1) * size - 1) / 2
+    return x * (size * 0.5 - 0.5 if align else size * 0.5) + (size * 0.5 - 0.5)
 
 
 def _reflected(x: Tensor, low: int, high: int) -> Tensor:
@@ -152,43 +153,72 @@ def _position(x: Tensor, size: int, padding: int, align: bool) -> Tensor:
     return x.clamp(0, size - 1) if padding else x
 
 
-@composed("grid_sampler_3d.default")
-def grid_sampler_3d(
-    x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> Tensor:
+def _inside(position: Tensor, size: int) -> Tensor:
+    return (position >= 0) & (position <= size - 1)
+
+
+def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> Tensor:
+    """Nearest or linear samples of a tensor's last axes. What belongs to a point of the grid, the
+    places in memory and their weights, is computed once for all channels."""
     n, channels, *sizes = x.shape
-    points = grid.shape[1:4]
+    rank, points = len(sizes), grid.shape[1:-1]
+    x, grid = _wide(x), _wide(grid)
     # The last axis of the grid has the innermost position first.
-    at = [
-        _position(grid[..., 2 - k], size, padding_mode, align_corners)
-        for k, size in enumerate(sizes)
-    ]
+    at = [_position(grid[..., rank - 1 - k], m, padding, align) for k, m in enumerate(sizes)]
     flat = x.reshape(n, channels, -1)
+    few = all(type(m) is int for m in sizes) and math.prod(sizes) < 1 << 31
+    index_type = torch.int32 if few else torch.int64
+    batch = torch.arange(n, device=x.device, dtype=index_type).view(n, 1, 1)
+    channel = torch.arange(channels, device=x.device, dtype=index_type).view(1, channels, 1)
 
-    def read(position: Sequence[Tensor]) -> Tensor:
+    def read(positions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """What is there, and whether that is inside: elsewhere it is some element."""
         inside = torch.ones((), dtype=torch.bool, device=x.device)
-        index = torch.zeros((), dtype=torch.int64, device=x.device)
-        for p, size in zip(position, sizes, strict=True):
-            inside = inside & (p >= 0) & (p <= size - 1)
-            index = index * size + p.clamp(0, size - 1).to(torch.int64)
-        rows = index.reshape(n, 1, -1).expand(n, channels, -1)
-        found = flat.gather(2, rows).reshape(n, channels, *points)
-        return torch.where(inside.unsqueeze(1), found, 0.0)
+        index = torch.zeros((), dtype=index_type, device=x.device)
+        for p, size in zip(positions, sizes, strict=True):
+            own = _inside(p, size)
+            inside = inside & own
+            near = torch.where(own, p, 0.0).to(index_type).clamp(0, size - 1)
+            index = index * size + near
+        found = flat[batch, channel, index.reshape(n, 1, -1)]
+        return found.reshape(n, channels, *points), inside.unsqueeze(1)
 
-    if interpolation_mode == 1:
-        return read([p.round() for p in at])
+    if mode == 1:
+        found, inside = read([p.round() for p in at])
+        return torch.where(inside, found, 0.0)
     low = [p.floor() for p in at]
     total = None
-    for corner in product((0, 1), repeat=3):
+    for corner in product((0, 1), repeat=rank):
         weight = None
         for p, q, up in zip(at, low, corner, strict=True):
             part = p - q if up else q + 1 - p
             weight = part if weight is None else weight * part
         assert weight is not None
-        term = read([q + up for q, up in zip(low, corner, strict=True)]) * weight.unsqueeze(1)
+        found, inside = read([q + up for q, up in zip(low, corner, strict=True)])
+        term = found * torch.where(inside, weight.unsqueeze(1), 0.0)
         total = term if total is None else total + term
     assert total is not None
     return total
+
+
+@composed("grid_sampler_3d.default")
+def grid_sampler_3d(
+    x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    found = _sampled(x, grid, interpolation_mode, padding_mode, align_corners)
+    return found.to(x.dtype)
+
+
+@composed("grid_sampler_2d.default")
+def grid_sampler_2d(
+    x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    if interpolation_mode == 2:
+        return _grid_sampler_2d(
+            x, grid, interpolation_mode, padding_mode, align_corners, _expand_grid=False
+        )
+    found = _sampled(x, grid, interpolation_mode, padding_mode, align_corners)
+    return found.to(x.dtype)
 
 
 # ---- windows at random places

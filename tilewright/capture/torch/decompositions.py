@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
-from torch._decomp.decompositions import _grid_sampler_2d
 
 from tilewright.capture.torch.composed import compositions
 from tilewright.capture.torch.foreach import for_each, of_numbers
 from tilewright.capture.torch.recurrent import as_scans
+from tilewright.capture.torch.undivided import undivided_table
 
 # Decomposed by torch's core table, but defined as a whole in ops/: not decomposed here, so that
 # graphs stay small and rewrites and schedules see the operator the user wrote. Attention first: the
@@ -32,8 +32,7 @@ WHOLE = """
 
 # Not in the core table; torch has a decomposition and ops/ has no such operator.
 EXTRA = """
-    addmv addbmm dist _cdist_forward grid_sampler_2d upsample_bicubic2d upsample_bilinear2d
-    upsample_nearest2d
+    addmv addbmm dist _cdist_forward upsample_bicubic2d
     _upsample_bilinear2d_aa ldexp logspace
     hardtanh leaky_relu elu
     special_log_ndtr special_xlog1py special_zeta mvlgamma
@@ -64,14 +63,12 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     table[aten.native_batch_norm_backward.default] = _by_own_statistics
     table[aten.soft_margin_loss_backward.default] = _soft_margin_backward
-    table[aten.grid_sampler_2d.default] = _sampled
+    for op, function in undivided_table().items():
+        table.pop(op, None)
+        if function is not None:
+            table[op] = function
     table |= for_each()
     return table | of_numbers(table)
-
-
-def _sampled(x: Any, grid: Any, mode: int = 0, padding: int = 0, corners: bool = False) -> Any:
-    """Places and weights of a grid are computed once for all channels."""
-    return _grid_sampler_2d(x, grid, mode, padding, corners, _expand_grid=False)
 
 
 def _by_own_statistics(grad: Any, x: Any, weight: Any, mean: Any, var: Any, *rest: Any) -> Any:

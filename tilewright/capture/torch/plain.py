@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from tilewright.capture.torch.decompositions import decompositions
+from tilewright.capture.torch.undivided import undivided
 
 # Functions of Python that change their first argument, and those that do not.
 _CHANGING = {
@@ -55,7 +56,7 @@ def plain_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     mode, theirs = inputs[0].fake_mode, context.fake_mode
     context.fake_mode = mode
     try:
-        with preserve_rng_state(), mode, enable_python_dispatcher():
+        with preserve_rng_state(), mode, enable_python_dispatcher(), undivided(gm):
             made = make_fx(run, decompositions())(*inputs)
     except Exception:  # AOTAutograd says what is wrong, in its own words
         return None

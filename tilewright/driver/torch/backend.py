@@ -34,6 +34,7 @@ from tilewright.capture.torch.places import place_in_frames, place_of
 from tilewright.capture.torch.plain import plain_graph, weight_positions
 from tilewright.capture.torch.rolled import rolled
 from tilewright.capture.torch.translate import translate
+from tilewright.capture.torch.undivided import undivided
 from tilewright.driver.program.interpreted import InterpretedProgram
 from tilewright.driver.program.meanwhile import compile_meanwhile
 from tilewright.driver.program.options import Options, default_passes
@@ -154,7 +155,8 @@ class Session:
             partition_fn=self._partition(gm),
             keep_inference_input_mutations=True,
         )
-        compiled = wrap(gm, example_inputs)
+        with undivided(gm):
+            compiled = wrap(gm, example_inputs)
         compilation = str(CompileContext.current_compile_id())
         made = self._steps.get(compilation)
         if made is not None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
+from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.dim import Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, extent, walk
 from tilewright.ir.product import Product
 from tilewright.ir.register_tile import (
@@ -21,7 +22,6 @@ from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.few_rows import few_rows, schedule_few_rows
 from tilewright.kernel.defaults.scheduler import (
-    PIECE,
     Scheduler,
     affine_pair,
     store_reads,
@@ -104,7 +104,7 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     large, plain = product is not None, _block(s, ops, acc.axes[col]) is None
     most = tile.most if rows == tile.rows else rows
     made = Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group, plain, large)
-    return replace(made, most=most)
+    return replace(made, most=most, chain=acc.chain)
 
 
 def _loads_rows(s: Scheduler) -> bool:
@@ -413,6 +413,10 @@ def _large(s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
     return any(D.bounds(n)[1] * ops[0].dtype.bytes > s.target.l2 // 2 for n in sizes)
 
 
+# Rows of a product, where their number is not known and threads share its columns.
+FEW = 8
+
+
 def parallel_tiles(s: Scheduler, t: Placed) -> str | None:
     """Threads over the outer loops, fused as far as needed for enough pieces: their loop, if the
     product is more than one tile."""
@@ -430,13 +434,14 @@ def parallel_tiles(s: Scheduler, t: Placed) -> str | None:
     found = s.loops(top)
     if not found:
         return None
-    total: Dim = 1
     st = s.group.stage(t.tile.acc)
-    for axis in (*st.axes, *st.raxes):
-        total = total * extent(axis)
-    trips = D.bounds(found[0].extent)[1]
-    per = D.bounds(total)[1] // max(1, min(trips, D.INF // 2))
-    if not isinstance(total, int):
-        per = PIECE
+    sizes = [extent(axis) for axis in (*st.axes, *st.raxes)]
+    if all(isinstance(d, int) for d in sizes):
+        per = D.bounds(prod(sizes))[1] // max(1, min(D.bounds(found[0].extent)[1], D.INF // 2))
+    else:  # what is inside, with a few rows where that is not known
+        sums = t.blocks or t.tile.acc
+        stores = [(x, p) for x, p in walk_nest(found[0].body) if isinstance(x, Store)]
+        paths = [p for x, p in stores if x.stage == sums]
+        per = max(prod(guess(q.extent, FEW) for q in p) for p in paths)
     s.parallel(top, per // 8)  # eight multiply-adds are one simple operation
     return top

@@ -206,7 +206,9 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
             size = 1
             for p in path[1:]:
                 size *= p.extent if isinstance(p.extent, int) else 64
-            s.parallel(path[0].name, work_per_point(s, st.name) * size)
+            work = work_per_point(s, st.name)
+            if not s.parallel(path[0].name, work * size):
+                _shared_inside(s, st, work)
         if scanned:
             _write_out(s, st)
             _whole_rows(s, st)
@@ -214,6 +216,22 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
         if init:
             last = f"{st.name}.init.i{len(s.nest.buffer(st.name).shape) - 1}"
             vector_loop(s, last, 16)
+
+
+def _shared_inside(s: Scheduler, st: Stage, work: int) -> None:
+    """Threads share a loop inside the one that has to go in order, brought outside of it: rows of
+    matrices that data place as a whole."""
+    before = s.nest, list(s.trace)
+    first, *middle, last = s.path(st.name)
+    for k, p in enumerate(middle):
+        others = [first, *middle[:k], *middle[k + 1 :]]
+        size = 1
+        for x in (*others, last):
+            size *= x.extent if isinstance(x.extent, int) else 64
+        if s.attempt(Reorder((p.name, *(x.name for x in others)))):
+            if s.parallel(p.name, work * size):
+                return
+            s.nest, s.trace[:] = before
 
 
 # Columns that one thread scans at a time: few streams of memory, each as long as it can be.

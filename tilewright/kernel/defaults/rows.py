@@ -311,7 +311,9 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     names = fuse_reduced(s, stage, red)
     loop = next(q for q in s.path(stage) if q.name == names[-1])
     if not contiguous(s, s.store(stage), loop.var):
-        cascade(s, stage, names, 1)
+        part = cascade(s, stage, names, 1)
+        if part is not None:  # what is left of the loops may still be long
+            reduction_lanes(s, part, lanes)
         return
     if isinstance(loop.extent, int) and loop.extent <= lanes:
         part = cascade(s, stage, names, 1)  # the loops around it may be long

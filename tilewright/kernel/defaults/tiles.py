@@ -50,6 +50,7 @@ class Tile:
     window: bool = False  # neighbouring rows of one operand share what they read
     around: bool = True  # are the host's other loops right around those of rows and lanes?
     most: int = 0  # so many rows, if they divide all and `rows` do not
+    chain: int = 0  # the most terms that the operator has added one after the other; 0: any number
     choices: Choices = Choices()
 
 
@@ -91,6 +92,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     if not padded and isinstance(en, int):
         width = min(width, en)
     chain = t.choices.chain or (SHORT_CHAIN if few else CHAIN)
+    chain = min(chain, t.chain or chain)
     # With an instruction that adds up groups, all of the sum is in registers.
     blocks: str | None = None
     around: tuple[str, ...] = ()

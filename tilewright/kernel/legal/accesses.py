@@ -8,8 +8,9 @@ read for each lane at an index that is clamped; without it the latter only. zero
 condition decides for all lanes between a vector of memory and zeros, the address is chosen (the
 condition costs no branch, and the vector is read in any case). adjacent: addresses of lanes that
 are known only when they are computed are tested for being next to each other, and are one vector
-then. cold: the machine has no masked accesses, so that each is a branch per lane, in a function
-that is called. Where a pragma changes nothing it is left out.
+then. gather: what is read at indices that are data, another one for each lane, is read by the
+machine's instruction for that. cold: the machine has no masked accesses, so that each is a branch
+per lane, in a function that is called. Where a pragma changes nothing it is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal.lanes import vector_lanes
 from tilewright.kernel.nest import If, Loop, Nest, Stmt, Store, own_values, transform, walk
 
-EDGES, ZEROS, ADJACENT, COLD = "edges", "zeros", "adjacent", "cold"
+EDGES, ZEROS, ADJACENT, GATHER, COLD = "edges", "zeros", "adjacent", "gather", "cold"
+
+
+ORDER = (EDGES, ZEROS, ADJACENT, GATHER, COLD)
 
 
 def mark_accesses(n: Nest, target: Target) -> Nest:
@@ -43,13 +47,14 @@ class _Lanes:
         held = ("let",) if target.grid is None else ("let", "local")
         self.memory = frozenset(b.name for b in n.buffers if not b.pointer and b.scope not in held)
         self.masks = target.has_masks or target.grid is not None
+        self.gathers = target.gathers
         self.zeros = target.grid is None  # those of a GPU's thread would be its own, and no faster
 
     def marked(self, s: Stmt) -> tuple[Stmt, ...]:
         if not isinstance(s, Loop) or s.kind != "lane" or (vector_lanes(s) or 1) == 1:
             return (s,)
         found = {key for x, _ in walk(s.body) for key in self._found(x, s.var)}
-        new = [key for key in (EDGES, ZEROS, ADJACENT, COLD) if key in found - {*dict(s.pragmas)}]
+        new = [key for key in ORDER if key in found - {*dict(s.pragmas)}]
         return (replace(s, pragmas=(*s.pragmas, *((key, 1) for key in new))) if new else s,)
 
     def _found(self, s: Stmt, lane: D.Sym) -> Iterator[str]:
@@ -70,6 +75,8 @@ class _Lanes:
             stack += v.operands()
             if isinstance(v, Load) and self._is_open(str(v.source), v.index, lane):
                 yield ADJACENT
+            elif isinstance(v, Load) and self.gathers and self._is_gathered(v, lane):
+                yield GATHER
             elif isinstance(v, Fn) and v.name == "select":
                 yield from self._choice(v, lane)
 
@@ -79,6 +86,12 @@ class _Lanes:
             return False
         step = D.coefficient(linear_index(self.buffers[buffer], index), lane)
         return not isinstance(step, int)
+
+    def _is_gathered(self, v: Load, lane: D.Sym) -> bool:
+        """Is it read from memory at an index that is data, another one for each lane?"""
+        if str(v.source) not in self.memory or v.dtype.bytes not in (4, 8):
+            return False
+        return any(lane in x.symbols() for i in v.index for x in D.data_values(i))
 
     def _choice(self, v: Fn, lane: D.Sym) -> Iterator[str]:
         condition, *arms = v.args

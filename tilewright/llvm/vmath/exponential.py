@@ -6,6 +6,8 @@ just past where the result is 0 or infinite, so that n stays small; NaN passes t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilewright.llvm.vmath import coefficients as c
 from tilewright.llvm.vmath.builder import (
     Value,
@@ -72,17 +74,29 @@ def scaled_sum(p: Value, t: Value) -> Value:
     return fma(p, first, first) * second
 
 
+def vanishing(x: Value, limit: float, function: Callable[[Value], Value]) -> Value:
+    """A function of x that is 0 below a limit. Nothing is computed there: results that are too
+    small for the format take processors a hundred times as long, and masks of attention are full
+    of them."""
+    gone = x < limit
+    return where(gone, 0.0, function(where(gone, 0.0, x)))
+
+
 def exp(x: Value) -> Value:
     elem = x.format.elem
-    return scaled_sum(*expm1_parts(at_least(at_most(x, _OVERFLOWS[elem]), _VANISHES[elem])))
+    most = at_most(x, _OVERFLOWS[elem])
+    return vanishing(most, _VANISHES[elem], lambda y: scaled_sum(*expm1_parts(y)))
 
 
 def exp2(x: Value) -> Value:
     f = x.format
-    x = at_least(at_most(x, f.bias + 2.0), -1.0 * (f.bias + f.digits + 1))
-    n, t = round_to_integer(x, bias=2 * f.bias)
-    r = x - n
-    return scaled_sum(r * polynomial(r, c.EXP2[f.elem]), t)
+
+    def within(y: Value) -> Value:
+        n, t = round_to_integer(y, bias=2 * f.bias)
+        r = y - n
+        return scaled_sum(r * polynomial(r, c.EXP2[f.elem]), t)
+
+    return vanishing(at_most(x, f.bias + 2.0), -1.0 * (f.bias + f.digits + 1), within)
 
 
 def expm1(x: Value) -> Value:

@@ -102,7 +102,10 @@ def _features(features: Collection[str]) -> dict[str, Any]:
         "has_f16": "+avx512fp16" in features,
         "converts_f16": "+f16c" in features,
         "rounds": not {"+sse4.1", "+avx"}.isdisjoint(features),
+        "saturates": False,
         "has_masks": not {"+avx", "+avx512f"}.isdisjoint(features),
+        # Those of AVX2 alone are no faster than one read a lane.
+        "gathers": _wide(features),
         "products": _products(features),
         **(_WIDE if "+avx2" in features else _NARROW),
     }

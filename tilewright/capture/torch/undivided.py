@@ -1,0 +1,83 @@
+"""Operators that torch takes apart before it asks a table of decompositions, kept in one piece.
+
+Torch has Python kernels of interpolation for autograd's dispatch key, so that graphs have gathers
+at computed places, and gradients scatter. Without these kernels the operator and its
+gradient stay whole, and what they compute at each place of an axis is known when compiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._decomp import decomposition_table
+
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+_NAMES = """
+    upsample_linear1d upsample_bilinear2d upsample_trilinear3d
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+""".split()
+_PACKETS = tuple(getattr(torch.ops.aten, name) for name in _NAMES)
+
+
+def undivided_table() -> dict[Any, Callable[..., Any] | None]:
+    """For tables of decompositions: of the operators that stay whole, or None for overloads that
+    torch itself calls them by."""
+    out: dict[Any, Callable[..., Any] | None] = {p.vec: None for p in _PACKETS}
+    return out | {p.default: _whole_or(decomposition_table[p.default]) for p in _PACKETS}
+
+
+def _whole_or(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def taken(x: Tensor, size: Any, *rest: Any, **named: Any) -> Any:
+        known = all(type(n) is int for n in (*x.shape, *size))
+        if known and (x.is_floating_point() or "nearest" in theirs.__name__):
+            return NotImplemented
+        return theirs(x, size, *rest, **named)
+
+    return taken
+
+
+_lock = Lock()
+_inside = 0  # captures under way, of all threads
+_before: dict[Any, dict[Any, Any]] = {}
+
+
+@contextmanager
+def undivided(gm: torch.fx.GraphModule) -> Iterator[None]:
+    """While what Dynamo captured is run, where all its sizes are known."""
+    if not all(map(_is_known, gm.graph.find_nodes(op="placeholder"))):
+        yield
+        return
+    _count(1)
+    try:
+        yield
+    finally:
+        _count(-1)
+
+
+def _is_known(n: torch.fx.Node) -> bool:
+    x = n.meta.get("example_value")
+    return not isinstance(x, Tensor) or all(type(k) is int for k in x.shape)
+
+
+def _count(change: int) -> None:
+    """The first capture under way takes the kernels away, and the last one brings them back."""
+    global _inside
+    with _lock:
+        _inside += change
+        if change == 1 and _inside == 1:
+            for op in (o for p in _PACKETS for o in (p.vec, p.default)):
+                _before[op] = {k: op.py_kernels.pop(k) for k in _KEYS if k in op.py_kernels}
+                op._dispatch_cache.clear()
+        elif _inside == 0:
+            for op, kernels in _before.items():
+                op.py_kernels.update(kernels)
+                op._dispatch_cache.clear()
+            _before.clear()
