@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.nn import functional as F
 
 import tilewright as tw
 import tilewright_runtime
@@ -112,6 +113,23 @@ def test_batch_and_length_of_an_exported_program(tmp_path: Path) -> None:
     for batch, length in ((1, 2), (3, 17), (2, 64), (4, 128), (5, 333)):
         x = torch.randn(batch, length, 16)
         judge(model, [x], package(x.numpy()))
+    package.close()
+
+
+class Larger(nn.Module):
+    """Interpolation, by a factor and to a size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.interpolate(x, scale_factor=2.0, mode="nearest")
+        return F.interpolate(y, size=(9, 11), mode="bilinear", align_corners=True)
+
+
+def test_interpolation(tmp_path: Path) -> None:
+    """torch.export has other overloads of it than Dynamo's graphs."""
+    model, x = Larger(), torch.randn(2, 3, 4, 5)
+    tw.export(model, x, path=tmp_path / "a.twp")
+    package = Package(tmp_path / "a.twp")
+    judge(model, [x], package(x.numpy()))
     package.close()
 
 
