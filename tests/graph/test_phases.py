@@ -10,6 +10,7 @@ from tilewright.base.events import Log
 from tilewright.graph.phases import Phases
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Node, topological
+from tilewright.ir.positions import static
 from tilewright.ir.types import f64
 from tilewright.ops.conv_gradients import conv_backward_input
 from tilewright.ops.convolution import conv
@@ -43,7 +44,7 @@ def test_results_are_the_same(name: str) -> None:
     assert "zero_insert" in {n.op.name for n in topological(after.outputs)}
     assert y not in topological(after.outputs)
     rng = np.random.default_rng(0)
-    values = {n: rng.normal(size=n.shape) for n in before.inputs}
+    values = {n: rng.normal(size=static(n.shape)) for n in before.inputs}
     (want,), (got,) = (evaluate(g, [values[n] for n in g.inputs]) for g in (before, after))
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)
 

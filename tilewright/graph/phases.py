@@ -17,6 +17,7 @@ from tilewright.base.events import Log
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, rebuild
 from tilewright.ir.passes import Pass
+from tilewright.ir.positions import static
 from tilewright.ops.conv_gradients import ConvBackwardInput
 from tilewright.ops.conv_parts import pad_space
 from tilewright.ops.convolution import Conv, conv_valid, swap_weight, zero_insert
@@ -52,7 +53,7 @@ class Phases(Pass, before=("Decompose",), regions=True):
         sizes = (*x.shape[2:], *w.shape[2:], *n.shape[2:], *op.output_padding)
         if not all(isinstance(d, int) for d in sizes) or n.dtype.is_int:
             return False
-        taps = prod(int(k) for k in w.shape[2:])
+        taps = prod(static(w.shape[2:]))
         few = any(isinstance(d, int) and d < self.least for d in w.shape[:2])
         return 1 < prod(op.stride) <= self.most and taps > 1 and not few
 
@@ -89,9 +90,14 @@ def _by_phases(n: Node) -> Node:
     assert isinstance(op, Conv)
     x, w = n.inputs
     each = [
-        phases(int(a), int(k), s, p, int(b))
+        phases(a, k, s, p, b)
         for a, k, s, p, b in zip(
-            x.shape[2:], w.shape[2:], op.stride, op.padding, n.shape[2:], strict=True
+            static(x.shape[2:]),
+            static(w.shape[2:]),
+            op.stride,
+            op.padding,
+            static(n.shape[2:]),
+            strict=True,
         )
     ]
     ones = (1,) * len(op.stride)
