@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from tilewright.base.events import recording as record
+    from tilewright.capture.torch.sparse import SparseMatrix
     from tilewright.driver.api import compile, refresh, synchronize
     from tilewright.driver.export.api import export
     from tilewright.driver.export.to_onnx import to_onnx
@@ -70,6 +71,7 @@ _FACE = {
     "build": "tilewright.driver.te.build",
     "record": "tilewright.base.events:recording",
     "compile_graph": "tilewright.driver.program.programs",
+    "SparseMatrix": "tilewright.capture.torch.sparse",
     "Options": "tilewright.driver.program.options",
     "Pass": "tilewright.ir.passes",
     "Pipeline": "tilewright.ir.pipeline",
@@ -114,6 +116,7 @@ __all__ = [
     "Pass",
     "Pipeline",
     "Refused",
+    "SparseMatrix",
     "TensorDescriptor",
     "TilewrightError",
     "Unsupported",

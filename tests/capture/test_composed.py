@@ -94,7 +94,24 @@ def averaged() -> Iterator[Call]:
     yield aten.avg_pool3d.default, (x.unsqueeze(0), [2, 2, 2], [1], [1], False, False), {}
 
 
-@pytest.mark.parametrize("calls", [averaged, resampled, sampled, pooled, counted, inverted, bags])
+def segmented() -> Iterator[Call]:
+    """With an empty segment, equal elements, zeros and elements of no segment."""
+    back = aten._segment_reduce_backward.default
+    rows, lengths = torch.randint(-2, 3, (2, 6, 3)).float(), torch.tensor([[2, 0, 4], [1, 3, 2]])
+    for reduce in ("sum", "mean", "max", "min", "prod"):
+        for x, how in (
+            (rows, {"lengths": lengths, "axis": 1, "initial": 2}),
+            (rows[0], {"lengths": lengths[0]}),
+            (rows[0], {"offsets": torch.tensor([1, 3, 3, 5])}),
+        ):
+            out = aten.segment_reduce.default(x, reduce, unsafe=True, **how)
+            yield back, (torch.randn_like(out), out, x, reduce), how
+
+
+COMPOSED = [averaged, resampled, sampled, pooled, counted, inverted, bags, segmented]
+
+
+@pytest.mark.parametrize("calls", COMPOSED)
 def test_what_an_operator_is_composed_of(calls: Any) -> None:
     torch.manual_seed(0)
     table = compositions()
@@ -102,4 +119,4 @@ def test_what_an_operator_is_composed_of(calls: Any) -> None:
         want, found = op(*args, **kwargs), table[op](*args, **kwargs)
         several = not isinstance(want, Tensor)
         for a, b in zip(want, found, strict=True) if several else [(want, found)]:
-            torch.testing.assert_close(b, a, msg=lambda m, op=op: f"{op}: {m}")
+            torch.testing.assert_close(b, a, equal_nan=True, msg=lambda m, op=op: f"{op}: {m}")

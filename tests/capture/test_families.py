@@ -506,7 +506,9 @@ def test_segments(reduce: str) -> None:
     def program(x: torch.Tensor, lengths: torch.Tensor) -> Any:
         ends = torch.tensor([1, 3, 3, 6])  # the first row and the last are of no segment
         whole = torch.segment_reduce(x, reduce, lengths=lengths)
-        return whole, torch.segment_reduce(x, reduce, offsets=ends, initial=2.0)
+        each = torch.stack([lengths, lengths.flip(0), lengths])
+        rows = torch.segment_reduce(x.t() * 2, reduce, lengths=each, axis=1)
+        return whole, torch.segment_reduce(x, reduce, offsets=ends, initial=2.0), rows
 
     check(program, x, lengths)
     with pytest.raises(RuntimeError, match=r"to sum to data\.size"):

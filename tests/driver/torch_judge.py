@@ -81,9 +81,14 @@ class _Timed(Session):
         with compiling():
             return super().unit(kind, gm)
 
-    def compile_graph(self, graph: Graph, machine: Machine | None = None) -> Any:
+    def compile_graph(
+        self,
+        graph: Graph,
+        machine: Machine | None = None,
+        updates: tuple[tuple[int, int], ...] = (),
+    ) -> Any:
         with compiling():
-            return super().compile_graph(graph, machine)
+            return super().compile_graph(graph, machine, updates)
 
 
 def timed(gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Any) -> Callable[..., Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
 import os
 import shutil
@@ -17,8 +19,10 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.nn import functional as F
 
 import tilewright as tw
+import tilewright_runtime
 from tests.export.harness import (
     STRICT,
     Failed,
@@ -27,6 +31,7 @@ from tests.export.harness import (
     called,
     caller,
     judge,
+    library,
     require_only_libc,
     results,
     written,
@@ -108,6 +113,23 @@ def test_batch_and_length_of_an_exported_program(tmp_path: Path) -> None:
     for batch, length in ((1, 2), (3, 17), (2, 64), (4, 128), (5, 333)):
         x = torch.randn(batch, length, 16)
         judge(model, [x], package(x.numpy()))
+    package.close()
+
+
+class Larger(nn.Module):
+    """Interpolation, by a factor and to a size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.interpolate(x, scale_factor=2.0, mode="nearest")
+        return F.interpolate(y, size=(9, 11), mode="bilinear", align_corners=True)
+
+
+def test_interpolation(tmp_path: Path) -> None:
+    """torch.export has other overloads of it than Dynamo's graphs."""
+    model, x = Larger(), torch.randn(2, 3, 4, 5)
+    tw.export(model, x, path=tmp_path / "a.twp")
+    package = Package(tmp_path / "a.twp")
+    judge(model, [x], package(x.numpy()))
     package.close()
 
 
@@ -264,6 +286,36 @@ def test_damaged_packages(folder: Path, tmp_path: Path, case: str) -> None:
 
 def _mapped() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:tilewright")
+
+
+@pytest.mark.parametrize("kind", ["blake2b", "sha256"])
+def test_checksums_of_all_lengths(kind: str) -> None:
+    """Those of the header, with a processor's instructions where it has them, are Python's."""
+    rng = np.random.default_rng(0)
+    for size in (*range(260), 4095, 4096, 100_003):
+        data = rng.bytes(size)
+        own = hashlib.blake2b(data, digest_size=32) if kind == "blake2b" else hashlib.sha256(data)
+        digits = own.hexdigest().encode()
+        is_sum = getattr(library(), f"test_{kind}")
+        found = is_sum(data, ctypes.c_size_t(size), digits)
+        if found < 0:
+            pytest.skip("this processor has no instructions for SHA-256")
+        assert found == 1, size
+        other = digits[:-1] + (b"0" if digits[-1:] != b"0" else b"1")
+        assert is_sum(data, ctypes.c_size_t(size), other) == 0, size
+
+
+@pytest.mark.parametrize("kind", ["blake2b", "sha256"])
+def test_both_checksums_of_code_are_verified(folder: Path, tmp_path: Path, kind: str) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    tilewright_runtime.verify(damaged)
+    manifest = json.loads((damaged / "manifest.json").read_text())
+    for level in manifest["levels"]:
+        level[kind] = level[kind][::-1]
+    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(tilewright_runtime.PackageError, match=r"code/.*: its checksum differs"):
+        tilewright_runtime.verify(damaged)
 
 
 def test_code_of_other_machines_only(net: Net, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 from tilewright import ops as _ops
 from tilewright.base.events import Log
 from tilewright.graph.simplify import Simplify
+from tilewright.ir import dim as D
 from tilewright.ir.maps import Map
-from tilewright.ir.node import Graph, Node, input, item
+from tilewright.ir.node import Graph, Node, input, item, topological
 from tilewright.ir.pattern import make
 from tilewright.ir.types import TensorType, b1, f32, f64, i32
 
@@ -74,3 +75,19 @@ def test_common_parts_are_one_node() -> None:
     n = ops.add(ops.exp(A), ops.exp(ops.neg(ops.neg(A))))
     out = simplified(n)
     assert out.inputs[0] is out.inputs[1]
+
+
+def test_one_matrix_for_a_batch_is_one_product() -> None:
+    """As torch.export writes a linear layer whose operand does not lie in order."""
+    n = D.sym("n", 1)
+    x = input("x", TensorType(f32, (n, 2, 6)))
+    rows = ops.permute(x, (1, 0, 2))
+    weights = ops.expand(ops.permute(A, (1, 0)), (2, 6, 4))
+    graph = Graph("g", (x, A), (ops.matmul(rows, weights),))
+    (out,) = Simplify().apply(graph, Log()).outputs
+    (product,) = (y for y in topological((out,)) if y.op.name == "matmul")
+    assert out.shape == (2, n, 4) and product.shape == (2 * n, 4)
+    # Each of these has a matrix of its own.
+    own = input("own", TensorType(f32, (2, 6, 4)))
+    assert simplified(ops.matmul(rows, own)).shape == (2, n, 4)
+    assert simplified(ops.matmul(rows, own)).op.name == "matmul"

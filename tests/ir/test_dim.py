@@ -100,3 +100,21 @@ def test_the_remainder_of_a_number_by_a_symbol() -> None:
     n = D.sym("n", 1)
     for a in (-1, 0, 3):
         assert [D.evaluate(D.mod(a, n), {"n": k}) for k in (1, 2, 5)] == [a % 1, a % 2, a % 5]
+
+
+def test_quotients_of_variables_with_open_ends() -> None:
+    """Two loops that became one, and panels that a last one fills up."""
+    b, n = D.sym("b", 1), D.sym("n", 1)
+    both = D.var("both", 12 * b)
+    assert D.known_lt(D.floordiv(both, 12), b)
+    assert not D.known_lt(D.floordiv(both, 11), b)
+    assert D.minimum(b - D.floordiv(both, 12), 1) == 1
+    keys = 16 * D.ceildiv(n, 16)
+    panels = D.ceildiv(keys, 48)
+    column = D.var("column", 48 * panels)
+    assert D.known_lt(D.floordiv(column, 48), panels)
+    assert not D.known_lt(D.floordiv(column, 47), panels)
+    # Both ends of what is divided have the same quotient.
+    few = -D.minimum(keys, 48)
+    assert D.floordiv(few, 48) == -1 and D.mod(few, 48) == few + 48
+    assert D.floordiv(few, 32) != -1

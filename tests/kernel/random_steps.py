@@ -146,7 +146,7 @@ def _fuse_axes(n: Nest, rng: random.Random) -> Step | None:
     if not found:
         return None
     b = rng.choice(found)
-    return FuseAxes(b.name, rng.randrange(len(b.shape)))
+    return FuseAxes(b.name, rng.randrange(len(b.shape)), rng.choice((2, 2, 3)))
 
 
 def _slide(n: Nest, rng: random.Random) -> Step | None:

@@ -187,6 +187,27 @@ def test_tiles_of_one_image_are_shared_among_threads() -> None:
     Judge(group, [{}]).nest(nest)
 
 
+PLACED = """
+group placed
+  in i: i64[5]
+  in x: f32[3,6,20]
+  in s: f32[5,6,20]
+  out y: f32[3,6,20]
+  y[${{max(min(i[y.i0], 2), 0)}},y.i1,y.i2] add= s[y.i0,y.i1,y.i2] {loops} {first}
+"""
+
+
+def test_rows_of_matrices_that_data_place_are_shared_among_threads() -> None:
+    """Matrices are added in order, and a thread has its own rows of all of them."""
+    loops = "for y.i0 in 5, y.i1 in 6, y.i2 in 20 in order"
+    first = "from x[y.init.i0,y.init.i1,y.init.i2]"
+    group = parse_group(PLACED.format(loops=loops, first=first))
+    _, nest = default_schedule(group, get("x86-64-v4"))
+    (over,) = [s for s in nest.body if isinstance(s, Loop) and s.kind == "parallel"]
+    assert over.extent == 6
+    check(Judge(group, [{}]), default())
+
+
 CHOICES = [
     Choices(rows=4),
     Choices(rows=7, outer="rows"),

@@ -101,6 +101,32 @@ def test_blocks_of_columns_fill_half_of_the_registers(machine: str, lanes: int) 
     judged(group, nest)
 
 
+STATISTICS = """
+group statistics
+  in x: f32[8,{rows},{width}]
+  in w: f32[{width}]
+  out y: f32[{width}]
+  out z: f32[{width}]
+  local t: f32[{width}]
+  t[t.i0] add= x[t.r0,t.r1,t.i0] * x[t.r0,t.r1,t.i0] for {sums} from 0.0
+  y[y.i0] = t[y.i0] * 0.25 for y.i0 in {width}
+  z[z.i0] = y[z.i0] + w[z.i0] for z.i0 in {width}
+"""
+
+
+@pytest.mark.parametrize("width", [64, 3])
+def test_several_results_of_a_sum_of_columns_share_its_lanes(width: int) -> None:
+    """As a mean and a running one of a norm's batch do."""
+    sums = f"t.i0 in {width}, t.r0 in 8, t.r1 in 300"
+    group = parse_group(STATISTICS.format(rows=300, width=width, sums=sums))
+    _, nest = default_schedule(group, get("x86-64-v4"))
+    sums_in = [p[-1].kind for s, p in walk(nest.body) if isinstance(s, Store) and s.combine]
+    if width == 64:
+        assert set(sums_in) == {"lane"}
+    assert any("lane" in [q.kind for q in p] for s, p in walk(nest.body) if isinstance(s, Store))
+    judged(group, nest)
+
+
 @pytest.mark.parametrize("rows", [16, 21])
 def test_rows_of_a_scan_run_side_by_side(rows: int) -> None:
     group = parse_group(SCAN.format(rows=rows, value=VALUE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import accumulate
 
 import pytest
 
@@ -13,7 +14,7 @@ from tilewright.base.errors import Invalid
 from tilewright.kernel.check import verify
 from tilewright.kernel.nest import start
 from tilewright.kernel.schedule import default_schedule
-from tilewright.kernel.step import apply, parse_trace, print_trace, trace_digest
+from tilewright.kernel.step import parse_trace, print_trace, trace_digest
 from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
 from tilewright.targets import default
 
@@ -25,7 +26,7 @@ def test_groups_and_every_nest_on_the_way(name: str) -> None:
     verify(g)
     assert group_text(g) == text
     trace, final = default_schedule(g, default())
-    nests = [apply(start(g), trace[:k]) for k in range(len(trace) + 1)]
+    nests = list(accumulate(trace, lambda n, step: step.apply(n), initial=start(g)))
     for n in nests:
         assert parse_nest(nest_text(n)) == n
     assert nests[-1] == final
@@ -38,6 +39,26 @@ def test_random_groups() -> None:
         g = sample(seed).group
         assert parse_group(group_text(g)) == g, f"seed {seed}"
         assert parse_nest(nest_text(start(g))) == start(g), f"seed {seed}"
+
+
+CHAINS = """group product
+  in a: f32[32,64]
+  in b: f32[64,32]
+  out y: f32[32,32]
+  local t: f32[32,32]
+  t[t.i0,t.i1] add= a[t.i0,t.r0] * b[t.r0,t.i1] for t.i0 in 32, t.i1 in 32, t.r0 in 64 in chains of 16 from 0.0
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 32, y.i1 in 32
+"""  # noqa: E501
+
+
+def test_sums_in_chains() -> None:
+    """A group says how many terms are added one after the other; default schedules obey."""
+    g, plain = parse_group(CHAINS), parse_group(CHAINS.replace(" in chains of 16", ""))
+    assert group_text(g) == CHAINS and g.stage("t").chain == 16 and g != plain
+    trace, _ = default_schedule(g, default())
+    assert "Split(loop='t.r0', factor=16)" in print_trace(trace)
+    assert "RFactor" in print_trace(trace)
+    assert "RFactor" not in print_trace(default_schedule(plain, default())[0])
 
 
 def test_a_trace_may_have_comments_and_empty_lines() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.kernel.fuzz import Judge
-from tilewright.kernel.nest import start
+from tilewright.kernel.nest import Loop, start, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply
 from tilewright.kernel.steps.cache_read import CacheRead
+from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.text import parse_group
 from tilewright.targets import default, get
 
@@ -45,3 +46,24 @@ def test_turned_tiles_that_do_not_fit_are_right() -> None:
     trace, _ = default_schedule(group, default())
     assert any(isinstance(s, CacheRead) for s in trace)
     Judge(group, [{}]).native(apply(start(group), trace))
+
+
+PACKED = """
+group packed where n: 1..
+  in a: f32[n,2,64]
+  out y: f32[2,((n+47)//48),64,48]
+  y[y.h,y.p,y.k,y.j] = select(#(48*y.p+y.j) < #(n), a[48*y.p+y.j,y.h,y.k], 0.0) \
+for y.h in 2, y.p in ((n+47)//48), y.k in 64, y.j in 48
+"""
+
+
+def test_panels_of_keys_are_turned_up_to_an_edge_that_a_call_knows() -> None:
+    """Rows of an operand become columns of panels: tiles are as large past its last row, where
+    they have zeros."""
+    group = parse_group(PACKED)
+    trace, nest = default_schedule(group, get("x86-64-v4"))
+    assert any(isinstance(s, Materialise) for s in trace)
+    copies = [x.extent for x, _ in walk(nest.body) if isinstance(x, Loop) and x.name[:3] == "a_t"]
+    assert copies and all(isinstance(e, int) for e in copies)
+    trace, _ = default_schedule(group, default())
+    Judge(group, [{"n": n} for n in (1, 7, 48, 77)]).native(apply(start(group), trace))

@@ -33,7 +33,13 @@ def by_tiles(x: np.ndarray, w: np.ndarray, size: int) -> np.ndarray:
     windows = np.lib.stride_tricks.sliding_window_view(x, (t, t), (1, 2))[:, ::size, ::size]
     points = np.einsum("ai,npqcij->npqcaj", there, windows)
     points = np.einsum("bj,npqcaj->abnpqc", there, points)
-    sums = np.einsum("abnpqc,abco->abnpqo", points, WinogradWeight(size).reference(w))
+    weight, half = WinogradWeight(size).reference(w), x.shape[3] // 2
+    sums = np.zeros((*points.shape[:-1], w.shape[0]), np.float32)
+    for at in (0, half):  # two chains, each one channel after the other
+        chain = np.zeros_like(sums)
+        for c in range(at, at + half):
+            chain += points[..., c, None] * weight[:, :, None, None, None, c]
+        sums += chain
     rows = np.einsum("ia,abnpqo->ibnpqo", back, sums)
     y = np.einsum("jb,ibnpqo->npiqjo", back, rows)
     n, p, i, q, j, o = y.shape
@@ -62,7 +68,7 @@ def errors(size: int, channels: int, seed: int) -> tuple[float, float]:
     return rms(by_tiles(x, w, size)), rms(summed)
 
 
-@pytest.mark.parametrize(("size", "times"), [(2, 1.2), (4, 3.0)])
+@pytest.mark.parametrize(("size", "times"), [(2, 0.7), (4, 1.7)])
 def test_error_is_near_that_of_the_direct_sum(size: int, times: float) -> None:
     for seed in range(3):
         tiles, direct = errors(size, 64, seed)

@@ -50,6 +50,12 @@ def _everywhere(path: str, value: Any) -> Callable[[Manifest], None]:
     return change
 
 
+def _no_sums(m: Manifest) -> None:
+    """Levels have two, of which a runtime compares the one that it computes faster."""
+    for kind in ("blake2b", "sha256"):
+        _everywhere(kind, "0" * 64)(m)
+
+
 MANIFESTS = {
     "format": (_set("format", 7), "FORMAT", "of format 7, and this runtime reads formats up to 2"),
     "no format": (_set("format", None), "PACKAGE", "its manifest lacks its format"),
@@ -73,7 +79,7 @@ MANIFESTS = {
     "missing": (_everywhere("file", "code/none.so"), "FILE", "No such file or directory"),
     "folder": (_everywhere("file", "code"), "FILE", "it is no file"),
     "bytes": (_set("weights/bytes", 12), "SIZE", "and the manifest says 12"),
-    "checksum": (_everywhere("blake2b", "0" * 64), "ALTERED", "its checksum differs"),
+    "checksum": (_no_sums, "ALTERED", "its checksum differs"),
     "no checksum": (_everywhere("blake2b", None), "PACKAGE", "lacks a file, its bytes or"),
     "no weights": (_set("weights", None), "PACKAGE", "lacks the weights' file, bytes or"),
 }

@@ -5,7 +5,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from tilewright.bench.oracle import disagreements, in_double, shape_disagreement
 UNINITIALISED = ("empty", "new_empty", "resize_")
 # Of values and where they are, which of equal ones is meant is not said: what stands there counts.
 ANY_OF_EQUAL = ("topk", "kthvalue", "sort", "argsort")
-# Of an entry whose first samples are empty or views, every seventh of the others is tried until one
-# is computed: neighbours are alike.
+# Of an entry whose first samples are empty or views, others are tried until one is computed: every
+# seventh first, since neighbours are alike.
 MOST, STEP = 24, 7
 
 
@@ -84,8 +84,7 @@ def check_entry(op: Any, settings: Settings, seed: int = 0) -> Outcome:
     with warnings.catch_warnings(), torch.set_grad_enabled(gradients):
         warnings.simplefilter("ignore")
         drawn = _wanted(op.sample_inputs("cpu", dtype, requires_grad=gradients), gradients)
-        first = islice(drawn, settings.samples)
-        for sample in islice(chain(first, islice(drawn, STEP - 1, None, STEP)), MOST):
+        for sample in islice(_in_turn(drawn, settings.samples), MOST):
             enough = outcome.samples >= settings.samples
             if enough and (_ran(outcome) or not settings.strict):
                 break
@@ -101,6 +100,14 @@ def check_entry(op: Any, settings: Settings, seed: int = 0) -> Outcome:
         outcome.status = "no kernel"
     outcome.seconds = time.perf_counter() - start
     return outcome
+
+
+def _in_turn(drawn: Iterator[Any], first: int) -> Iterator[Any]:
+    """The first samples, then every seventh of the others, then the rest of them."""
+    yield from islice(drawn, first)
+    others = list(islice(drawn, MOST * STEP))
+    yield from others[STEP - 1 :: STEP]
+    yield from (x for k, x in enumerate(others, start=1) if k % STEP)
 
 
 def _ran(outcome: Outcome) -> bool:

@@ -37,7 +37,12 @@ from tilewright.tune.models import model_for
 from tilewright.tune.records import Records
 from tilewright.tune.search import search_named
 
-SIZES = ((64, 96, 80), (128, 64, 64), (96, 128, 48), (56, 200, 72), (100, 100, 100), (33, 64, 128))
+# So many that no lane waits: the space of a small kernel ends after some fifty trials.
+SIZES = (
+    *((64, 96, 80), (128, 64, 64), (96, 128, 48), (56, 200, 72), (100, 100, 100), (33, 64, 128)),
+    *((48, 160, 96), (112, 80, 56), (72, 144, 64), (90, 60, 120), (40, 224, 88), (150, 48, 100)),
+    *((81, 90, 70), (120, 112, 40), (60, 180, 60), (104, 72, 112), (66, 132, 77), (88, 88, 144)),
+)
 
 
 def groups() -> list[str]:

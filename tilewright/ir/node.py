@@ -43,6 +43,12 @@ class Op:
         """How its operand lies, of an operator that reads a packed tensor as a plain one."""
         return None
 
+    @property
+    def chain(self) -> int:
+        """The most terms of its sums that may be added one after the other, where digits depend on
+        it; 0: as many as a schedule likes."""
+        return 0
+
     def infer(self, *types: Any) -> Type:
         raise Invalid(f"operator {self.name} has no type rule")
 

@@ -309,37 +309,35 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
         return True
     if depth == 0:
         return False
-    # In the order of the terms: a set's order would differ from run to run, and so the proof.
-    # Variables with symbolic bounds first: their bounds mention the extents that appear next to
-    # them.
+    # In the order of the terms: a set's would differ from run to run, and so the proof. Variables
+    # with symbolic bounds first: these mention the extents that appear next to them.
     atoms = dict.fromkeys(a for m, _ in x.terms for a in m)
     for atom in sorted(atoms, key=_is_bounded_by_numbers) if len(atoms) > 1 else atoms:
-        if isinstance(atom, Quo) and atom.op in ("min", "max"):
-            rest, coef = linear(x, atom)
-            if coef is None:
-                continue
-            down, up = nonneg(coef, 0), nonneg(-coef, 0)
-            both = (atom.op == "min") == down  # the worst case must hold for either argument
-            if (down or up) and both:
-                return all(nonneg(rest + coef * e, depth - 1) for e in (atom.a, atom.b))
-            # At least as much as with either argument.
-            if (down or up) and any(nonneg(rest + coef * e, depth - 1) for e in (atom.a, atom.b)):
-                return True
-        if isinstance(atom, Quo) and atom.op == "floordiv" and isinstance(atom.b, int):
-            rest, coef = linear(x, atom)
-            if isinstance(coef, int) and coef % atom.b == 0:
-                # n*(a//n) lies in [a-n+1, a]: take the worst end
-                k, n = coef // atom.b, atom.b
-                return nonneg(rest + k * (atom.a if k < 0 else atom.a - n + 1), depth - 1)
-        if _is_bounded_by_numbers(atom):
+        if isinstance(atom, Sym) and _is_bounded_by_numbers(atom):
             continue
-        assert isinstance(atom, Sym)
         rest, coef = linear(x, atom)
         if coef is None:
             continue
-        if nonneg(coef, depth - 1):
+        if isinstance(atom, Quo) and atom.op in ("min", "max"):
+            down, up = nonneg(coef, 0), nonneg(-coef, 0)
+            both = (atom.op == "min") == down  # the worst case must hold for either argument
+            ends = (nonneg(rest + coef * e, depth - 1) for e in (atom.a, atom.b))
+            if (down or up) and both:
+                return all(ends)
+            if (down or up) and any(ends):  # at least as much as with either argument
+                return True
+        elif isinstance(atom, Quo) and atom.op == "floordiv" and isinstance(coef, int):
+            if isinstance(n := atom.b, int):
+                # n*(a//n) lies in [a-n+1, a]: the worst end. Of whole x, n*x > -n is enough.
+                worst = atom.a if coef < 0 else atom.a - n + 1
+                if coef % n == 0:
+                    return nonneg(rest + coef // n * worst, depth - 1)
+                open_end = not all(map(_is_bounded_by_numbers, symbols(worst)))
+                if open_end and nonneg(n * rest + coef * worst + n - 1, depth - 1):
+                    return True
+        elif isinstance(atom, Sym) and nonneg(coef, depth - 1):
             return nonneg(rest + coef * atom.lo, depth - 1)
-        if atom.hi is not None and nonneg(-coef, depth - 1):
+        elif isinstance(atom, Sym) and atom.hi is not None and nonneg(-coef, depth - 1):
             return nonneg(rest + coef * atom.hi, depth - 1)
     return False
 
@@ -485,12 +483,14 @@ def _divide(a: Dim, n: Dim) -> tuple[Dim, Dim | None]:
     quotient = _make(q)
     if isinstance(n, Int) and len(n.terms) > 1 and isinstance(a, Int):
         # a = k*n exactly, for a polynomial divisor: compare the leading terms
-        k = _ratio(a, n)
-        if k is not None:
+        if (k := _ratio(a, n)) is not None:
             return k, None
     rest = a - quotient * n
     if nonneg(rest) and known_lt(rest, n):
         return quotient, None
+    lo, hi = bounds(rest)
+    if isinstance(n, int) and max(hi, -lo) < INF and lo // n == hi // n:
+        return quotient + lo // n, None
     return quotient, rest
 
 

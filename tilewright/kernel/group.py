@@ -113,6 +113,7 @@ class Stage:
     combine: Combine | None = None
     init: Value | None = None  # over variables `first_name(name, k)` of the buffer's shape
     ordered: bool = False
+    chain: int = 0  # of a sum: the most terms that are added one after the other; 0: any number
 
     @property
     def is_map(self) -> bool:
@@ -302,7 +303,10 @@ def build_group(
             before = len(b.stages)
             b.tensor(t, buf, local, scope, place)
             local[t] = buf
-            reductions.update((n, st.name) for st in b.stages[before:] if st.raxes)
+            for k, st in enumerate(b.stages[before:], before):
+                if st.raxes:
+                    reductions[n] = st.name
+                    b.stages[k] = replace(st, chain=n.op.chain)
         for t, res in zip(outs, results, strict=True):
             if res is not None and res not in names:  # an output that is an input or another output
                 buf = wanted.get(res) or b.fresh()

@@ -121,6 +121,8 @@ def stage_text(s: Stage) -> str:
     text += f" for {loops}" if loops else " for once"
     if s.ordered:
         text += " in order"
+    if s.chain:
+        text += f" in chains of {s.chain}"
     if s.init is not None:
         text += f" from {value_text(s.init)}"
     return text
@@ -385,6 +387,9 @@ def _read_stage(
     parts = _last(rest, "from")
     if parts:
         rest, init_text = parts
+    chain = re.search(r" in chains of (\d+)$", rest)
+    if chain:
+        rest = rest[: chain.start()]
     ordered = rest.endswith(" in order")
     rest = rest.removesuffix(" in order")
     parts = _last(rest, "for")
@@ -407,7 +412,8 @@ def _read_stage(
     # What a reduction is not written along is reduced over.
     written = frozenset(axes if ordered or how is None else ()).union(*map(D.symbols, where))
     data, red = (tuple(a for a in axes if (a in written) == wanted) for wanted in (True, False))
-    return Stage(name, data, red, where, value, how, init, ordered)
+    longest = int(chain[1]) if chain else 0
+    return Stage(name, data, red, where, value, how, init, ordered, longest)
 
 
 def parse_nest(text: str) -> Nest:

@@ -157,7 +157,7 @@ def zero_insert(x: Node, steps: Ints) -> Node:
     return x if all(s == 1 for s in steps) else node(ZeroInsert(steps), x)
 
 
-def _swap_weight(w: Node, groups: int) -> Node:
+def swap_weight(w: Node, groups: int) -> Node:
     """[C, O/g, *kernel] of a transposed one as [O, C/g, *kernel] of a plain one, flipped."""
     channels, per_group, *kernel = w.shape
     n = len(kernel)
@@ -221,7 +221,7 @@ class Conv(Op):
         lo = [d * (k - 1) - p for k, d, p in zip(w.shape[2:], self.dilation, self.padding)]
         hi = [a + extra for a, extra in zip(lo, self.output_padding, strict=True)]
         ones = (1,) * len(self.stride)
-        swapped = _swap_weight(w, self.groups)
+        swapped = swap_weight(w, self.groups)
         if all(D.known_eq(k, 1) for k in w.shape[2:]):  # zeros stay zeros: they come afterwards
             y = conv_valid(x, swapped, ones, self.dilation, self.groups, self.wide)
             return pad_space(zero_insert(y, self.stride), lo, hi)

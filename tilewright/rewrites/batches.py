@@ -1,7 +1,10 @@
-"""Products of batches keep the axes of their batch.
+"""Products of batches keep the axes of their batch, unless all multiply the same matrix.
 
 Frontends flatten all batch axes into one for a batched product and restore them right after. What
 comes between two such products (a mask, a softmax) has the axes, so the products should too.
+
+Where one matrix serves the whole batch (a linear layer), the rows of all of it are rows of one
+product: register tiles are filled whatever the sizes are, and the matrix is packed once.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.node import Node
 from tilewright.ir.pattern import Guard, Match, Rule, Var, make, op
 from tilewright.ir.positions import product
+from tilewright.ops.shapes import broadcast_shapes
 from tilewright.rewrites.subject import Maker
 
 x, y = Var("x"), Var("y")
@@ -42,7 +46,49 @@ def _flattened(m: Maker) -> Node:
     return make("matmul", a, b)
 
 
+def _reads_the_same(m: Match) -> bool:
+    """Has the left operand all the batch axes along which the right one is repeated?"""
+    before, after = m.y.shape, m.root.inputs[1].shape
+    if len(before) < 2 or not all(map(D.known_eq, before[-2:], after[-2:])):
+        return False
+    shape = broadcast_shapes(m.x.shape[:-2], before[:-2], what="matmul")
+    return len(shape) == m.root.rank - 2 and all(map(D.known_eq, shape, m.root.shape))
+
+
+def _repeated(m: Maker) -> Node:
+    b, i, j, k = m.dim(), m.dim(), m.dim(), m.dim()
+    own = m.rng.choice([(), (1,)])
+    y = make("expand", m.tensor("y", (*own, k, j)), shape=(b, k, j))
+    return make("matmul", m.tensor("x", (b, i, k)), y)
+
+
+def _one_product(m: Match) -> Node:
+    rows = product(m.x.shape[:-1])
+    made = ops.matmul(ops.reshape(m.x, (rows, m.x.shape[-1])), m.y)
+    return ops.reshape(made, m.root.shape)
+
+
+def _one_matrix(m: Maker) -> Node:
+    i, j, k = m.dim(), m.dim(), m.dim()
+    x = m.tensor("x", (*m.shape(m.whole(1, 2)), i, k))
+    return make("matmul", x, m.tensor("y", (k, j)))
+
+
 RULES = (
+    Rule(
+        "matmul-of-repeated",
+        op.matmul(x, op.expand(y)),
+        lambda m: ops.matmul(m.x, m.y),
+        Guard("the left operand has the batch axes itself", _reads_the_same),
+        subject=_repeated,
+    ),
+    Rule(
+        "matmul-of-one-matrix",
+        op.matmul(x, y),
+        _one_product,
+        Guard("the right operand is one matrix", lambda m: m.x.rank > 2 and m.y.rank == 2),
+        subject=_one_matrix,
+    ),
     Rule(
         "matmul-of-batches",
         op.matmul(op.reshape(x), op.reshape(y)),

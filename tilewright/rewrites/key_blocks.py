@@ -43,15 +43,21 @@ def _one(scores: Node, blocks: int) -> int:
     return 1
 
 
+def _as_it_is(scores: Node) -> int:
+    return 1
+
+
 @dataclass(frozen=True)
 class Cut:
     """How keys are cut: into blocks, which running maxima put together, and these into parts, each
     with a result of its own. Heads that share keys are rows of one product where they have fewer
-    rows than `together`."""
+    rows than `together`. Where all keys are one block of unknown size, that is filled up to a
+    multiple of `fill`."""
 
     size: Size
     parts: Parts = _one
     together: int = 0
+    fill: Callable[[Node], int] = _as_it_is
 
 
 def key_block_rules(cut: Cut) -> tuple[Rule, ...]:
@@ -199,10 +205,13 @@ def _in_blocks(
 ) -> tuple[Node, ...] | None:
     """softmax(scores) values, and the logarithm of each row's denominator; None where there is one
     block, or no product makes the scores."""
-    size = cut.size(scores)
-    if size is None or values.shape[-1] == 0:
+    size, unit = cut.size(scores), cut.fill(scores)
+    if (size is None and unit == 1) or values.shape[-1] == 0:
         return None
-    b = _Blocks(scores.shape[-1], size, lambda blocks: cut.parts(scores, blocks))
+    if size is None:
+        b = _Blocks.one(scores.shape[-1], unit)
+    else:
+        b = _Blocks.of(scores.shape[-1], size, lambda blocks: cut.parts(scores, blocks))
     x = b.along_last(scores)
     if not b.products:
         return None
@@ -218,6 +227,8 @@ def _in_blocks(
     if not all(map(D.known_eq, weighted.shape[:-1], top.shape[:-1])):
         return None
     total = sum(e, axis, True)
+    if not b.counts:
+        return _whole(top, total, weighted, zeros, log)
     if len(b.counts) > 1:
         # The result of a part weighs as much as its denominator says.
         weighted, logs = outputs_of(softmax_parts_log(top, total, weighted))
@@ -226,6 +237,16 @@ def _in_blocks(
     if log:
         return outputs_of(softmax_parts_log(top, total, weighted))
     return (softmax_parts(top, total, weighted, zeros),)
+
+
+def _whole(top: Node, total: Node, weighted: Node, zeros: bool, log: bool) -> tuple[Node, ...]:
+    """The same of one block, in which nothing is put together."""
+    none = ew.eq(total, 0.0)
+    out = ew.div(weighted, ew.where(none, 1.0, total) if zeros else total)
+    if not log:
+        return (out,)
+    logs = ew.where(none, NOTHING, ew.add(top, ew.log(total)))
+    return out, reshape(logs, logs.shape[:-1])
 
 
 def _scaled(x: Node) -> tuple[Node, Node | None]:
@@ -253,17 +274,26 @@ def _number(x: Node) -> float | None:
 class _Blocks:
     """Values over keys as values over blocks: [.., rows, keys] -> [.., blocks, rows, block], and 1
     where an axis has one element for all of them. In several parts: [.., parts, blocks, rows,
-    block]."""
+    block]. Without counts all keys are one block: [.., rows, block]."""
 
-    def __init__(self, keys: Dim, size: int, parts: Callable[[int], int]) -> None:
-        self.keys, self.size = keys, size
-        count = D.ceildiv(keys, size)
-        found = parts(count) if isinstance(count, int) else 1
-        self.counts: tuple[Dim, ...] = (found, D.ceildiv(count, found)) if found > 1 else (count,)
+    def __init__(self, keys: Dim, size: Dim, counts: tuple[Dim, ...]) -> None:
+        self.keys, self.size, self.counts = keys, size, counts
         self.whole: Dim = size * math.prod(self.counts)  # keys and what follows the last one
         self.even = D.known_eq(self.whole, keys)
         self.known: dict[Node, Node] = {}
         self.products = 0  # that were taken apart
+
+    @staticmethod
+    def of(keys: Dim, size: int, parts: Callable[[int], int]) -> _Blocks:
+        count = D.ceildiv(keys, size)
+        found = parts(count) if isinstance(count, int) else 1
+        counts = (found, D.ceildiv(count, found)) if found > 1 else (count,)
+        return _Blocks(keys, size, counts)
+
+    @staticmethod
+    def one(keys: Dim, unit: int) -> _Blocks:
+        """All keys, and as many more as a multiple of the unit has."""
+        return _Blocks(keys, D.ceildiv(keys, unit) * unit, ())
 
     def positions(self) -> Node:
         return self._in_blocks(iota(self.whole, dtype=i64))

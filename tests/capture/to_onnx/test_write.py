@@ -35,7 +35,7 @@ NEVER = set(
     logcumsumexp max_pool_backward nextafter patches radix_pass rand randint randn relayout
     sar shl shr softmax_matmul softmax_parts softmax_parts_log sort_words told window_argmax
     window_count window_max window_route window_spread window_sum winograd_input winograd_output
-    winograd_weight word_ranks worst zero_insert adaptive_avg_pool_backward
+    winograd_products winograd_weight word_ranks worst zero_insert adaptive_avg_pool_backward
     """.split()
 )
 SINCE = {"cumprod": 26}

@@ -40,6 +40,17 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+CHANGES = """
+import torch
+
+def step(weights, slopes):
+    weights.sub_(slopes * 0.1)
+    return weights.sum()
+
+inputs = (torch.randn(8, 16), torch.randn(8, 16))
+"""
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
     path = tmp_path / "program.py"
@@ -67,6 +78,15 @@ def test_a_right_program(capsys: pytest.CaptureFixture[str], program: Path) -> N
         assert word in out
     status, out = call(capsys, "bisect", f"{program}:scaled")
     assert status == 0 and "nothing to find" in out
+
+
+def test_a_program_that_changes_its_arguments(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "changes.py"
+    path.write_text(CHANGES)
+    status, out = call(capsys, "validate", f"{path}:step")
+    assert status == 0 and "right:" in out
 
 
 def test_a_wrong_rule(

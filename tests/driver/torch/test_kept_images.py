@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import tilewright as tw
 from tests.gpu.fake import fake_machine, on_fake_gpu, texts_are_known
 from tests.gpu.training import idle_machine, idly
 from tilewright import targets
@@ -67,6 +68,21 @@ def test_images_have_channels_last_and_others_stay_as_they_were() -> None:
     (made,) = unit.programs
     assert isinstance(made, CudaProgram)
     assert "map(permute)" not in [k.name for k in made.kernels]
+
+
+def test_processors_keep_them_so_too() -> None:
+    torch.manual_seed(0)
+    net = Blocks().double()  # so that nothing but a wrong layout makes a difference
+    eager, x = copy.deepcopy(net), torch.randn(2, 16, 8, 8).double()
+    fast = tw.compile(net, strict=True)
+    for f in (fast, eager):
+        out, heads = f(x)
+        assert out.is_contiguous() and heads.is_contiguous()
+        (out.square().mean() + heads.square().mean()).backward()
+    assert isinstance(fast, Compiled)
+    assert kept(fast)[1].count((1024, 1, 128, 16)) >= 2
+    for (name, p), q in zip(net.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-10, atol=1e-14, msg=name)
 
 
 @pytest.mark.slow

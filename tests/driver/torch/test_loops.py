@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 import tilewright as tw
 from tests.seeds import drawn
 from tilewright.capture.torch import recurrent
+from tilewright.driver.torch.api import Compiled
 
 W = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
 TABLE = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
@@ -162,10 +163,18 @@ def test_gradients_of_recurrent_layers(name: str) -> None:
     layer = LAYERS[name]()
     x = torch.randn(3, 5, 4)
     got, want = [], []
-    for f, into in ((tw.compile(layer, strict=True), got), (layer, want)):
+    fast = tw.compile(layer, strict=True)
+    for f, into in ((fast, got), (layer, want)):
         losses = [y.square().sum() for y in layer_results(f, x)]
         into += torch.autograd.grad(torch.stack(losses).sum(), list(layer.parameters()))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    # Weights, which all steps have alike, are not kept for each step.
+    assert isinstance(fast, Compiled)
+    (forward,) = (u for u in fast.units if u.kind == "forward")
+    kept = [b.shape for s in forward.captured.segments for b in s.buffers]
+    weights = {tuple(w.shape) for w in layer.parameters() if w.dim() == 2}
+    assert any(len(shape) == 3 for shape in kept)
+    assert not any(shape[1:] in weights for shape in kept), kept
 
 
 def test_packed_sequences_are_as_eager() -> None:

@@ -12,7 +12,7 @@ from tests.driver.torch_programs import Input, Line, Program
 from tests.generators import Failure
 from tests.shrinking import shrunk
 
-SEEDS = range(120)
+SEEDS = range(96, 120)  # among these is one of every kind
 TANH = Program(
     0,
     {"x0": Input("float32", (3, 5), grad=True)},

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from tilewright import ops
 from tilewright.capture.torch.context import Context, cast
-from tilewright.capture.torch.registry import aten
+from tilewright.capture.torch.registry import Untranslated, aten
+from tilewright.ir import dim as D
 from tilewright.ir.node import Node
 from tilewright.ir.types import DType, bf16, f16, f32, i32
 
@@ -93,3 +96,31 @@ def trilinear(
 
     out = ops.mul(ops.mul(opened(i1, expand1), opened(i2, expand2)), opened(i3, expand3))
     return ops.sum(out, tuple(sumdim)) if sumdim else out
+
+
+@aten("_scaled_mm.default")
+def scaled_mm(
+    c: Context,
+    a: Node,
+    b: Node,
+    scale_a: Node,
+    scale_b: Node,
+    bias: Node | None = None,
+    scale_result: Node | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Node:
+    """Of floats of 8 bits, with one factor for each operand, or one for each row and column."""
+    m, n = a.shape[0], b.shape[1]
+    factors = []
+    for scale, each in ((scale_a, (m, 1)), (scale_b, (1, n))):
+        single = D.known_eq(scale.ttype.size, 1)
+        if scale.dtype is not f32 or not (single or scale.shape == each):
+            raise Untranslated("factors of blocks have no native form")
+        factors.append(ops.reshape(scale, (1, 1)) if single else scale)
+    if scale_result is not None:
+        raise Untranslated("a factor of the result has no native form")
+    out = ops.mul(ops.mul(ops.matmul(cast(a, f32), cast(b, f32)), factors[0]), factors[1])
+    if bias is not None:
+        out = ops.add(out, cast(bias, f32))
+    return cast(out, c.out().dtype)

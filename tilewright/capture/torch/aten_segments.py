@@ -135,33 +135,48 @@ def segment_reduce(
     initial: float | None = None,
 ) -> Node:
     given = offsets if offsets is not None else lengths
-    n = data.shape[0] if data.rank else 0
-    if given is None or given.rank != 1 or axis != 0 or not isinstance(n, int) or n == 0:
-        raise Untranslated("segments of nothing, or along other axes, have no native form")
-    given = cast(given, i64)
-    if offsets is None:
-        parts = given.shape[0]
-        starts, count = ops.sub(ops.cumsum(given, 0), given), given
-        if not unsafe:
-            c.checks.never(ops.lt(given, ops.full((), 0, i64)), "lengths contains negative value!")
-            whole = ops.sum(given, (0,))
-            c.checks.never(ops.ne(whole, ops.full((), n, i64)), _SUM)
-    else:
-        parts = given.shape[0] - 1
-        starts = ops.slice(given, 0, 0, parts)
-        count = ops.sub(ops.slice(given, 0, 1), starts)
+    sizes = [k for k in data.shape[: axis + 1] if isinstance(k, int) and k > 0]
+    if given is None or given.rank != axis + 1 or len(sizes) != axis + 1:
+        raise Untranslated("segments of nothing, or of unknown size, have no native form")
+    n, batch = sizes[-1], math.prod(sizes[:-1])
     how = {"sum": "add", "mean": "add", "max": "max", "min": "min", "prod": "mul"}.get(reduce)
     if how is None:
         raise Untranslated(f"segments are not reduced by {reduce!r}")
-    first = _NEUTRAL[how] if initial is None else float(initial)
+    parts = given.shape[-1] if offsets is None else given.shape[-1] - 1
     if D.known_eq(parts, 0):
         return ops.full(c.out().shape, 0, data.dtype)
-    part = _part_of(starts, n)
-    end = ops.add(ops.slice(starts, 0, parts - 1), ops.slice(count, 0, parts - 1))
-    inside = ops.logical_and(ops.ge(part, ops.full((), 0, i64)), ops.lt(ops.iota(n), end))
+    given = ops.reshape(cast(given, i64), (batch, given.shape[-1]))
+    if offsets is None:
+        starts, count = ops.sub(ops.cumsum(given, 1), given), given
+        if not unsafe:
+            c.checks.never(ops.lt(given, ops.full((), 0, i64)), "lengths contains negative value!")
+            whole = ops.sum(given, (1,))
+            c.checks.never(ops.ne(whole, ops.full((), n, i64)), _SUM)
+    else:
+        starts = ops.slice(given, 1, 0, parts)
+        count = ops.sub(ops.slice(given, 1, 1), starts)
+    # Rows of segments one after the other are one row of them.
+    first_of_row = ops.reshape(ops.mul(ops.iota(batch), ops.full((), n, i64)), (batch, 1))
+    flat = (batch * parts,)
+    starts = ops.reshape(ops.add(starts, first_of_row), flat)
+    count = ops.reshape(count, flat)
+    tail = data.shape[axis + 1 :]
+    rows = ops.reshape(data, (batch * n, *tail))
+    out = _reduced_segments(rows, starts, count, reduce, how, initial)
+    return ops.reshape(out, (*data.shape[:axis], parts, *tail))
+
+
+def _reduced_segments(
+    data: Node, starts: Node, count: Node, reduce: str, how: str, initial: float | None
+) -> Node:
+    n, parts = data.shape[0], starts.shape[0]
+    first = _NEUTRAL[how] if initial is None else float(initial)
+    part = ops.maximum(_part_of(starts, n), ops.full((), 0, i64))
+    begin, size = (ops.take(x, part, 0, "within") for x in (starts, count))
+    at = ops.iota(n)
+    inside = ops.logical_and(ops.ge(at, begin), ops.lt(at, ops.add(begin, size)))
     shown = ops.reshape(inside, (n, *[1] * (data.rank - 1)))
     rows = ops.where(shown, data, ops.full((), _NEUTRAL[how], data.dtype))
-    part = ops.maximum(part, ops.full((), 0, i64))
     out = _reduced(rows, part, parts, how, first)
     if reduce != "mean":
         return out

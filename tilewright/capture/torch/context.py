@@ -26,7 +26,7 @@ from tilewright.ir.dim import Int
 from tilewright.ir.node import Graph, Node, constant, input
 from tilewright.ir.operator import outputs_of
 from tilewright.ir.slots import Check
-from tilewright.ir.types import DType, TensorType, bf16, f16, f32, f64, i64
+from tilewright.ir.types import DType, TensorType, bf16, f8e5m2, f16, f32, f64, i64
 
 Operand = Node | int | float | bool | Int
 
@@ -200,6 +200,8 @@ RANDOM_IN_EAGER = "the options say that random operators run in eager"
 
 
 def cast(x: Node, dtype: DType) -> Node:
+    if dtype is f8e5m2 and x.dtype is not f8e5m2:
+        raise Untranslated("numbers beyond the largest become infinite in torch's float8_e5m2")
     if x.dtype is f64 and dtype is bf16:
         x = ops.cast(x, f32)  # as torch does
     return x if x.dtype is dtype else ops.cast(x, dtype)

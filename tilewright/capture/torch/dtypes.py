@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from tilewright.ir.types import DType, b1, bf16, f16, f32, f64, i8, i16, i32, i64, u8
+from tilewright.ir.types import (
+    DType,
+    b1,
+    bf16,
+    f8e4m3,
+    f8e5m2,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+)
 
 FROM_TORCH: dict[torch.dtype, DType] = {
     torch.float64: f64,
     torch.float32: f32,
     torch.float16: f16,
     torch.bfloat16: bf16,
+    torch.float8_e4m3fn: f8e4m3,
+    torch.float8_e5m2: f8e5m2,
     torch.int64: i64,
     torch.int32: i32,
     torch.int16: i16,

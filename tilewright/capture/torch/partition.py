@@ -23,6 +23,7 @@ from torch._functorch.partitioners import (
 )
 
 from tilewright.capture.torch.kept_values import Costs, is_pure, values_of
+from tilewright.capture.torch.once_for_all import keep_once
 from tilewright.capture.torch.places import place_of
 from tilewright.capture.torch.registry import target_name
 from tilewright.graph.keeping import Value, cheapest, within
@@ -64,6 +65,7 @@ class Partition:
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         graph = joint.graph
         masks_apart(graph)
+        keep_once(joint)
         forward, results = _forward(graph, num_fwd_outputs)
         again = self._chosen(joint, forward, results)
         make_again(graph, forward, again)

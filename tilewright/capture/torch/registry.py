@@ -13,7 +13,15 @@ Rule = Callable[..., Any]
 F = TypeVar("F", bound=Rule)
 
 # Names that do not begin with aten.
-_OTHERS = ("operator.", "math.", "prims.", "higher_order::", "torchvision.", "transformers.")
+_OTHERS = (
+    "operator.",
+    "math.",
+    "prims.",
+    "higher_order::",
+    "torchvision.",
+    "transformers.",
+    "tilewright.",
+)
 _RULES: dict[str, Rule] = {}
 _COMPLEX: dict[str, Rule] = {}
 

@@ -17,6 +17,7 @@ import torch.fx
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table
+from torch._decomp.decompositions import upsample_compute_output_size
 
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 _NAMES = """
@@ -32,6 +33,22 @@ def undivided_table() -> dict[Any, Callable[..., Any] | None]:
     torch itself calls them by."""
     out: dict[Any, Callable[..., Any] | None] = {p.vec: None for p in _PACKETS}
     return out | {p.default: _whole_or(decomposition_table[p.default]) for p in _PACKETS}
+
+
+def by_sizes() -> dict[Any, Callable[..., Any]]:
+    """For what torch.export captured, which has the overloads that torch calls them by: those with
+    sizes in their place."""
+    return {p.vec: _by_size(p.default, "nearest" not in str(p)) for p in _PACKETS}
+
+
+def _by_size(op: Any, corners: bool) -> Callable[..., Any]:
+    def called(x: Tensor, size: Any, *rest: Any) -> Any:
+        factors = rest[-1]
+        sizes = upsample_compute_output_size(x.shape, size, factors)
+        scales = [None] * len(sizes) if factors is None else factors
+        return op(x, sizes, *rest[:1], *scales) if corners else op(x, sizes, *scales)
+
+    return called
 
 
 def _whole_or(theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.capture.torch.decompositions import decompositions
 from tilewright.capture.torch.recurrent import as_scans, recurrent_layers
+from tilewright.capture.torch.undivided import by_sizes
 from tilewright.capture.torch.whole import Whole, whole
 from tilewright.driver.export.model import (
     Check,
@@ -126,7 +127,7 @@ def _axes(value: Any, wanted: Any) -> Iterator[str]:
 
 def _model(exported: ExportedProgram, name: str, dims: Sequence[str]) -> Model:
     with recurrent_layers():
-        exported = exported.run_decompositions(decompositions() | as_scans())
+        exported = exported.run_decompositions(decompositions() | by_sizes() | as_scans())
     signature = exported.graph_signature
     held = {_node(s): s for s in signature.input_specs if s.kind in _HELD}
     taken = [s for s in signature.input_specs if s.kind is InputKind.USER_INPUT]

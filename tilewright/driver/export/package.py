@@ -94,3 +94,4 @@ def _write_zip(path: Path, files: Mapping[str, bytes | Path]) -> None:
                         shutil.copyfileobj(source, member, 1 << 20)
                 else:
                     member.write(content)
+            entry.extra = b""  # what aligns a file is beside it: the table stays short

@@ -169,6 +169,7 @@ size_t tw_dtype_bytes(int dtype);
 #endif
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <immintrin.h>
 #endif
 
 #ifdef __cplusplus
@@ -204,11 +205,19 @@ const char *tw_error_text(void) { return tw__text; }
    tw__why: what went wrong in the call of the system before. tw__is_folder: 1, 0, or -1 where there
    is nothing. tw__open_path: a file to read, through
    links or not; or -1 with the reason. tw__map:
-   maps a part of a file; what tw__unmap takes is in `base` and `bytes`. tw__load_library: from
-   memory, so that what was checked is what is loaded; `kept` is what tw__unload takes. A pool stays
-   for the whole process, and later libraries find its functions. */
+   maps a part of a file; what tw__unmap takes is in `base` and `bytes`. tw__copy_library: a library
+   where no one else writes, `content`, to be checked; tw__drop_copy ends that. tw__load_library: of
+   such a copy, so that what was checked is what is loaded; `kept` is what tw__unload takes. A pool
+   stays for the whole process, and later libraries find its functions. */
 
 #define TW__NONE ((intptr_t)-1)
+
+typedef struct tw__copied {
+  const unsigned char *content;
+  size_t size;
+  intptr_t file; /* that holds it, or TW__NONE */
+  char path[4096];
+} tw__copied;
 
 typedef struct tw__library {
   void *handle;
@@ -341,9 +350,23 @@ static void tw__remove_old(const WCHAR *folder) {
   FindClose(search);
 }
 
+static void tw__drop_copy(tw__copied *x) {
+  free((void *)x->content);
+  x->content = NULL;
+}
+
+static int tw__copy_library(intptr_t from, int64_t offset, size_t size, tw__copied *x) {
+  unsigned char *content = (unsigned char *)malloc(size ? size : 1);
+  x->file = TW__NONE;
+  x->size = size;
+  x->content = content;
+  if (content && !tw__read(from, content, size, offset)) return 0;
+  tw__drop_copy(x);
+  return -1;
+}
+
 /* A file of its own in a folder of its own, which is removed when the library is unloaded. */
-static int tw__load_library(const unsigned char *content, size_t size, int pool, tw__library *made,
-                            const char **why) {
+static int tw__load_library(tw__copied *x, int pool, tw__library *made, const char **why) {
   static volatile LONG count;
   WCHAR folder[MAX_PATH + 1], path[MAX_PATH + 64];
   HANDLE file;
@@ -362,8 +385,8 @@ static int tw__load_library(const unsigned char *content, size_t size, int pool,
   end = wcslen(path);
   swprintf(path + end, MAX_PATH + 64 - end, L"\\%ls", pool ? TW__POOL : L"code.dll");
   file = CreateFileW(path, GENERIC_WRITE, 0, NULL, CREATE_NEW, FILE_ATTRIBUTE_TEMPORARY, NULL);
-  whole = whole && file != INVALID_HANDLE_VALUE && size < 1u << 31 &&
-          WriteFile(file, content, (DWORD)size, &n, NULL) && n == size;
+  whole = whole && file != INVALID_HANDLE_VALUE && x->size < 1u << 31 &&
+          WriteFile(file, x->content, (DWORD)x->size, &n, NULL) && n == x->size;
   if (!whole) *why = tw__why();
   if (file != INVALID_HANDLE_VALUE) CloseHandle(file);
   made->handle = whole ? (void *)LoadLibraryW(path) : NULL;
@@ -489,38 +512,74 @@ static void tw__release(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
-/* The loader knows a library by its path, so the descriptor stays open as long as it is loaded. */
-static int tw__load_library(const unsigned char *content, size_t size, int pool, tw__library *made,
-                            const char **why) {
-  char path[4096];
+static void tw__hide_copy(tw__copied *x) {
+  if (x->content) munmap((void *)x->content, x->size);
+  x->content = NULL;
+}
+
+static void tw__drop_copy(tw__copied *x) {
+  int reason = errno;
+  tw__hide_copy(x);
+  if (x->path[0] && strncmp(x->path, "/proc/", 6)) unlink(x->path);
+  if (x->file != TW__NONE) close((int)x->file);
+  x->file = TW__NONE;
+  errno = reason;
+}
+
+#ifdef MAP_POPULATE
+#define TW__ALL_PAGES MAP_POPULATE
+#else
+#define TW__ALL_PAGES 0
+#endif
+
+/* A file of this process, in memory where the system has such files. It is written from a mapping
+   of the package and mapped to be read: new memory for it would be a page fault for each page. */
+static int tw__copy_library(intptr_t from, int64_t offset, size_t size, tw__copied *x) {
+  size_t done = 0, bytes = 0;
+  void *base = NULL, *own = MAP_FAILED;
+  const unsigned char *source = tw__map(from, offset, (int64_t)size, &base, &bytes);
   int file = -1;
-  size_t done = 0;
-  path[0] = 0;
+  x->path[0] = 0;
+  x->content = NULL;
+  x->size = size;
 #ifdef SYS_memfd_create
   file = (int)syscall(SYS_memfd_create, "tilewright", 1u | 16u); /* closed on exec, executable */
   if (file < 0) file = (int)syscall(SYS_memfd_create, "tilewright", 1u);
-  if (file >= 0) snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+  if (file >= 0) snprintf(x->path, sizeof x->path, "/proc/self/fd/%d", file);
 #endif
   if (file < 0) {
     const char *folder = getenv("TMPDIR");
-    snprintf(path, sizeof path, "%s/tilewright-XXXXXX", folder && *folder ? folder : "/tmp");
-    file = mkstemp(path);
+    snprintf(x->path, sizeof x->path, "%s/tilewright-XXXXXX", folder && *folder ? folder : "/tmp");
+    if ((file = mkstemp(x->path)) < 0) x->path[0] = 0;
   }
-  while (file >= 0 && done < size) {
-    ssize_t n = write(file, content + done, size - done);
+  x->file = file < 0 ? TW__NONE : file;
+  while (source && file >= 0 && done < size) {
+    ssize_t n = write(file, source + done, size - done);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;
     done += (size_t)n;
   }
-  made->handle = NULL;
-  if (file < 0 || done < size) *why = tw__why();
-  else if (!(made->handle = dlopen(path, RTLD_NOW | (pool ? RTLD_GLOBAL : RTLD_LOCAL)))) {
+  if (base) tw__unmap(base, bytes);
+  if (source && file >= 0 && done == size)
+    own = mmap(NULL, size, PROT_READ, MAP_SHARED | TW__ALL_PAGES, file, 0);
+  if (own == MAP_FAILED) {
+    tw__drop_copy(x);
+    return -1;
+  }
+  x->content = (const unsigned char *)own;
+  return 0;
+}
+
+/* The loader knows a library by its path, so the descriptor stays open as long as it is loaded. */
+static int tw__load_library(tw__copied *x, int pool, tw__library *made, const char **why) {
+  tw__hide_copy(x);
+  made->handle = dlopen(x->path, RTLD_NOW | (pool ? RTLD_GLOBAL : RTLD_LOCAL));
+  if (!made->handle) {
     *why = dlerror();
     if (!*why) *why = "no reason is given";
   }
-  if (path[0] && strncmp(path, "/proc/", 6)) unlink(path);
-  if (!made->handle && file >= 0) close(file);
-  made->kept = made->handle ? file : TW__NONE;
+  made->kept = made->handle ? x->file : TW__NONE;
+  if (made->handle) x->file = TW__NONE;
   return made->handle ? 0 : -1;
 }
 
@@ -613,6 +672,12 @@ static const uint64_t tw__start[8] = {
     TW__MIX(v3, v4, v9, v14, m[o], m[p]);                              \
   } while (0)
 
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define TW__LITTLE 1
+#else
+#define TW__LITTLE 0
+#endif
+
 /* One variable for each word: compilers keep them in registers even where they optimize little. */
 static void tw__compress(uint64_t *h, const unsigned char *block, uint64_t count, int last) {
   uint64_t m[16], v0 = h[0], v1 = h[1], v2 = h[2], v3 = h[3], v4 = h[4], v5 = h[5], v6 = h[6];
@@ -620,7 +685,8 @@ static void tw__compress(uint64_t *h, const unsigned char *block, uint64_t count
   uint64_t v12 = tw__start[4] ^ count, v13 = tw__start[5], v14 = tw__start[6], v15 = tw__start[7];
   int i;
   if (last) v14 = ~v14;
-  for (i = 0; i < 16; i++, block += 8)
+  if (TW__LITTLE) memcpy(m, block, sizeof m);
+  else for (i = 0; i < 16; i++, block += 8)
     m[i] = (uint64_t)block[0] | (uint64_t)block[1] << 8 | (uint64_t)block[2] << 16 |
            (uint64_t)block[3] << 24 | (uint64_t)block[4] << 32 | (uint64_t)block[5] << 40 |
            (uint64_t)block[6] << 48 | (uint64_t)block[7] << 56;
@@ -662,6 +728,96 @@ static int tw__sum_is(const unsigned char *data, size_t size, const char *digits
     snprintf(shown + 2 * i, 3, "%02x", (unsigned)(h[i / 8] >> 8 * (i % 8) & 255));
   return strcmp(shown, digits) == 0;
 }
+
+/* SHA-256 of FIPS 180-4 by x86's instructions for it: four times as fast as the other one. */
+#if defined(__x86_64__)
+#define TW__SHA __attribute__((target("sha,sse4.1,ssse3")))
+#define TW__SHA_TEST "cpuid:7:0:ebx:29 cpuid:1:0:ecx:19 cpuid:1:0:ecx:9"
+
+static const uint32_t tw__thirds[64] = {
+  0x428a2f98u, 0x71374491u, 0xb5c0fbcfu, 0xe9b5dba5u, 0x3956c25bu, 0x59f111f1u, 0x923f82a4u,
+  0xab1c5ed5u, 0xd807aa98u, 0x12835b01u, 0x243185beu, 0x550c7dc3u, 0x72be5d74u, 0x80deb1feu,
+  0x9bdc06a7u, 0xc19bf174u, 0xe49b69c1u, 0xefbe4786u, 0x0fc19dc6u, 0x240ca1ccu, 0x2de92c6fu,
+  0x4a7484aau, 0x5cb0a9dcu, 0x76f988dau, 0x983e5152u, 0xa831c66du, 0xb00327c8u, 0xbf597fc7u,
+  0xc6e00bf3u, 0xd5a79147u, 0x06ca6351u, 0x14292967u, 0x27b70a85u, 0x2e1b2138u, 0x4d2c6dfcu,
+  0x53380d13u, 0x650a7354u, 0x766a0abbu, 0x81c2c92eu, 0x92722c85u, 0xa2bfe8a1u, 0xa81a664bu,
+  0xc24b8b70u, 0xc76c51a3u, 0xd192e819u, 0xd6990624u, 0xf40e3585u, 0x106aa070u, 0x19a4c116u,
+  0x1e376c08u, 0x2748774cu, 0x34b0bcb5u, 0x391c0cb3u, 0x4ed8aa4au, 0x5b9cca4fu, 0x682e6ff3u,
+  0x748f82eeu, 0x78a5636fu, 0x84c87814u, 0x8cc70208u, 0x90befffau, 0xa4506cebu, 0xbef9a3f7u,
+  0xc67178f2u,
+};
+
+/* Four rounds with the words `w`. */
+#define TW__FOUR(k, w)                                                               \
+  do {                                                                               \
+    t = _mm_loadu_si128((const __m128i *)(const void *)(tw__thirds + (k)));          \
+    t = _mm_add_epi32(w, t);                                                         \
+    high = _mm_sha256rnds2_epu32(high, low, t);                                      \
+    low = _mm_sha256rnds2_epu32(low, high, _mm_shuffle_epi32(t, 0x0e));              \
+  } while (0)
+/* The next four words, of the sixteen before them, in the place of the oldest. */
+#define TW__MORE(a, b, c, d)                                                         \
+  a = _mm_sha256msg2_epu32(                                                          \
+      _mm_add_epi32(_mm_sha256msg1_epu32(a, b), _mm_alignr_epi8(d, c, 4)), d)
+#define TW__SIXTEEN(k)                                                               \
+  do {                                                                               \
+    TW__MORE(w0, w1, w2, w3);                                                        \
+    TW__FOUR(k, w0);                                                                 \
+    TW__MORE(w1, w2, w3, w0);                                                        \
+    TW__FOUR(k + 4, w1);                                                             \
+    TW__MORE(w2, w3, w0, w1);                                                        \
+    TW__FOUR(k + 8, w2);                                                             \
+    TW__MORE(w3, w0, w1, w2);                                                        \
+    TW__FOUR(k + 12, w3);                                                            \
+  } while (0)
+#define TW__WORDS(k) \
+  _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(block + (k))), turned)
+
+TW__SHA static void tw__sha_blocks(uint32_t *h, const unsigned char *block, size_t count) {
+  const __m128i turned = _mm_set_epi64x(0x0c0d0e0f08090a0bLL, 0x0405060700010203LL);
+  /* The instructions take a, b, e, f in one register and c, d, g, h in the other. */
+  __m128i low = _mm_set_epi32((int)h[0], (int)h[1], (int)h[4], (int)h[5]);
+  __m128i high = _mm_set_epi32((int)h[2], (int)h[3], (int)h[6], (int)h[7]);
+  for (; count; count--, block += 64) {
+    __m128i was_low = low, was_high = high, t;
+    __m128i w0 = TW__WORDS(0), w1 = TW__WORDS(16), w2 = TW__WORDS(32), w3 = TW__WORDS(48);
+    TW__FOUR(0, w0);
+    TW__FOUR(4, w1);
+    TW__FOUR(8, w2);
+    TW__FOUR(12, w3);
+    TW__SIXTEEN(16);
+    TW__SIXTEEN(32);
+    TW__SIXTEEN(48);
+    low = _mm_add_epi32(low, was_low);
+    high = _mm_add_epi32(high, was_high);
+  }
+  h[0] = (uint32_t)_mm_extract_epi32(low, 3);
+  h[1] = (uint32_t)_mm_extract_epi32(low, 2);
+  h[4] = (uint32_t)_mm_extract_epi32(low, 1);
+  h[5] = (uint32_t)_mm_extract_epi32(low, 0);
+  h[2] = (uint32_t)_mm_extract_epi32(high, 3);
+  h[3] = (uint32_t)_mm_extract_epi32(high, 2);
+  h[6] = (uint32_t)_mm_extract_epi32(high, 1);
+  h[7] = (uint32_t)_mm_extract_epi32(high, 0);
+}
+
+static int tw__sha_is(const unsigned char *data, size_t size, const char *digits) {
+  uint32_t h[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
+                   0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
+  unsigned char last[128] = {0};
+  size_t rest = size % 64, blocks = rest < 56 ? 1 : 2;
+  char shown[65];
+  int i;
+  tw__sha_blocks(h, data, size / 64);
+  if (rest) memcpy(last, data + (size - rest), rest);
+  last[rest] = 0x80;
+  for (i = 0; i < 8; i++)
+    last[64 * blocks - 1 - (size_t)i] = (unsigned char)((uint64_t)size << 3 >> 8 * i);
+  tw__sha_blocks(h, last, blocks);
+  for (i = 0; i < 8; i++) snprintf(shown + 8 * i, 9, "%08lx", (unsigned long)h[i]);
+  return strcmp(shown, digits) == 0;
+}
+#endif
 
 /* ---- JSON: values as an array of nodes, each with its first child and its next neighbour */
 
@@ -868,6 +1024,8 @@ struct tw_package {
   size_t nodes_bytes;
   intptr_t zip; /* TW__NONE: a folder */
   int64_t directory, directory_bytes, zip_bytes;
+  unsigned char *table; /* the zip's, while the package is opened */
+  int sha;              /* has the processor instructions for SHA-256? */
   tw_description *tensors; /* inputs, then outputs */
   size_t tensors_bytes, input_count, output_count, extents;
   void *details;
@@ -907,15 +1065,21 @@ static uint64_t tw__little(const unsigned char *p, int bytes) {
   return value;
 }
 
-/* Where the table of a zip lies. */
+/* The table of a zip, which lies before its end; a comment may follow that. */
 static int tw__open_zip(tw_package *p) {
   unsigned char tail[22 + 65535], wide[56];
-  size_t n = p->zip_bytes < (int64_t)sizeof tail ? (size_t)p->zip_bytes : sizeof tail, k;
+  size_t n, k, most;
+  int whole;
   const char *no_zip = "it is neither a folder nor a whole zip";
-  if (n < 22 || tw__read(p->zip, tail, n, p->zip_bytes - (int64_t)n))
-    return tw__fail(TW_ERROR_PACKAGE, p->path, no_zip);
-  for (k = n - 22; tw__little(tail + k, 4) != 0x06054b50u; k--)
-    if (!k) return tw__fail(TW_ERROR_PACKAGE, p->path, no_zip);
+  for (most = 1024;; most = sizeof tail) { /* all of it only if it is needed: pages are costly */
+    n = p->zip_bytes < (int64_t)most ? (size_t)p->zip_bytes : most;
+    if (n < 22 || tw__read(p->zip, tail, n, p->zip_bytes - (int64_t)n))
+      return tw__fail(TW_ERROR_PACKAGE, p->path, no_zip);
+    for (k = n - 22; k && tw__little(tail + k, 4) != 0x06054b50u; k--) continue;
+    whole = n < most || most == sizeof tail;
+    if (tw__little(tail + k, 4) == 0x06054b50u && (k >= 20 || whole)) break;
+    if (whole) return tw__fail(TW_ERROR_PACKAGE, p->path, no_zip);
+  }
   p->directory_bytes = (int64_t)tw__little(tail + k + 12, 4);
   p->directory = (int64_t)tw__little(tail + k + 16, 4);
   if (p->directory == 0xffffffffLL && k >= 20 && tw__little(tail + k - 20, 4) == 0x07064b50u) {
@@ -928,15 +1092,23 @@ static int tw__open_zip(tw_package *p) {
   if (p->directory < 0 || p->directory_bytes < 0 || p->directory_bytes > (1 << 20) ||
       p->directory > p->zip_bytes - p->directory_bytes)
     return tw__fail(TW_ERROR_PACKAGE, p->path, "the table of its zip is damaged");
+  if (!(p->table = (unsigned char *)tw__get(p, (size_t)p->directory_bytes))) return TW_ERROR_MEMORY;
+  if (tw__read(p->zip, p->table, (size_t)p->directory_bytes, p->directory))
+    return tw__fail(TW_ERROR_FILE, p->path, tw__why());
   return 0;
+}
+
+static void tw__close_zip(tw_package *p) {
+  tw__give(p, p->table, (size_t)p->directory_bytes);
+  p->table = NULL;
+  if (p->zip != TW__NONE) tw__close_path(p->zip);
+  p->zip = TW__NONE;
 }
 
 static int tw__in_zip(tw_package *p, const char *name, tw__file *file) {
   size_t bytes = (size_t)p->directory_bytes, at = 0, length = strlen(name);
-  unsigned char *table = (unsigned char *)tw__get(p, bytes), local[30];
+  unsigned char *table = p->table, local[30];
   int code = -1;
-  if (!table) return TW_ERROR_MEMORY;
-  if (tw__read(p->zip, table, bytes, p->directory)) at = bytes;
   while (at + 46 <= bytes && tw__little(table + at, 4) == 0x02014b50u) {
     unsigned char *e = table + at, *extra;
     size_t n = (size_t)tw__little(e + 28, 2), m = (size_t)tw__little(e + 30, 2);
@@ -980,7 +1152,6 @@ static int tw__in_zip(tw_package *p, const char *name, tw__file *file) {
     code = 0;
     break;
   }
-  tw__give(p, table, bytes);
   return code < 0 ? tw__fail(TW_ERROR_FILE, p->path, "a file is missing in it") : code;
 }
 
@@ -1065,7 +1236,7 @@ static int tw__parse(tw_package *p) {
   memset(&j, 0, sizeof j);
   j.at = p->strings;
   for (j.room = 1; *j.at; j.at++) /* at most one value after each of these */
-    j.room += *j.at == ',' || *j.at == '[' || *j.at == '{' || *j.at == ':';
+    j.room += *j.at == ',' || *j.at == '[' || *j.at == '{';
   j.at = p->strings;
   p->nodes_bytes = (size_t)j.room * sizeof *p->nodes;
   if (!(p->nodes = (tw__node *)tw__get(p, p->nodes_bytes))) return TW_ERROR_MEMORY;
@@ -1203,15 +1374,17 @@ typedef struct {
 
 #if defined(__x86_64__)
 static const unsigned *tw__ask(tw__answers *a, unsigned leaf, unsigned sub) {
+  unsigned first = leaf & 0x80000000u, highest; /* the first leaf tells which is the highest */
   int k;
   for (k = 0; k < a->count; k++)
     if (a->leaf[k] == leaf && a->sub[k] == sub) return a->r[k];
-  if (k == TW__ASKED) k--; /* more than any processor needs: the last one is asked again */
+  highest = leaf == first ? leaf : tw__ask(a, first, 0)[0];
+  /* More answers than any processor needs: the last one is asked again. */
+  k = a->count < TW__ASKED ? a->count++ : TW__ASKED - 1;
   memset(a->r[k], 0, sizeof a->r[k]);
-  __get_cpuid_count(leaf, sub, &a->r[k][0], &a->r[k][1], &a->r[k][2], &a->r[k][3]);
+  if (leaf <= highest) __cpuid_count(leaf, sub, a->r[k][0], a->r[k][1], a->r[k][2], a->r[k][3]);
   a->leaf[k] = leaf;
   a->sub[k] = sub;
-  a->count = k + 1;
   return a->r[k];
 }
 #endif
@@ -1283,6 +1456,9 @@ static int tw__choose(tw_package *p, int *chosen) {
     if (!missing[0]) {
       *chosen = k;
       p->level = target;
+#if defined(__x86_64__)
+      p->sha = tw__has(&answers, TW__SHA_TEST);
+#endif
       return 0;
     }
   }
@@ -1292,38 +1468,38 @@ static int tw__choose(tw_package *p, int *chosen) {
 
 /* ---- code */
 
-/* A file as memory: its size and checksum are those of the manifest's `object`. */
-static int tw__checked(tw_package *p, int object, unsigned char **content, size_t *size) {
-  const char *name = tw__text_of(p, object, "file"), *sum = tw__text_of(p, object, "blake2b");
-  int64_t bytes = tw__number_of(p, object, "bytes");
-  tw__file file;
-  int code;
-  if (!name || !sum || bytes < 0) return tw__lacks(p, "a file, its bytes or its checksum");
-  if ((code = tw__open_file(p, name, &file))) return code;
-  *size = (size_t)bytes;
-  if (file.size != bytes)
-    code = tw__fail(TW_ERROR_SIZE, p->path, name, (long long)file.size, (long long)bytes);
-  else if (!(*content = (unsigned char *)tw__get(p, *size))) code = TW_ERROR_MEMORY;
-  else {
-    if (tw__read(file.fd, *content, *size, file.offset))
-      code = tw__fail(TW_ERROR_FILE, p->path, tw__why());
-    else if (!tw__sum_is(*content, *size, sum)) code = tw__fail(TW_ERROR_ALTERED, p->path, name);
-    if (code) tw__give(p, *content, *size);
-  }
-  tw__close_file(p, &file);
-  return code;
+/* Is it what the manifest's `object` says? Levels have two checksums: the one that this processor
+   computes faster is compared. */
+static int tw__as_listed(const tw_package *p, int object, const tw__copied *x) {
+#if defined(__x86_64__)
+  const char *sha = tw__text_of(p, object, "sha256");
+  if (p->sha && sha) return tw__sha_is(x->content, x->size, sha);
+#endif
+  return tw__sum_is(x->content, x->size, tw__text_of(p, object, "blake2b"));
 }
 
-/* Loads a library of the package, after its checks. */
+/* Loads a library of the package: its size and checksum are those of the manifest's `object`. */
 static int tw__load(tw_package *p, int object, int pool, tw__library *library) {
-  unsigned char *content = NULL;
-  size_t size = 0;
-  const char *why = "";
-  int code = tw__checked(p, object, &content, &size);
-  if (code) return code;
-  if (tw__load_library(content, size, pool, library, &why))
-    code = tw__fail(TW_ERROR_LOAD, p->path, tw__text_of(p, object, "file"), why);
-  tw__give(p, content, size);
+  const char *name = tw__text_of(p, object, "file"), *why = "";
+  int64_t bytes = tw__number_of(p, object, "bytes");
+  tw__file file;
+  tw__copied copy;
+  int code;
+  if (!name || !tw__text_of(p, object, "blake2b") || bytes < 0)
+    return tw__lacks(p, "a file, its bytes or its checksum");
+  if ((code = tw__open_file(p, name, &file))) return code;
+  if (file.size != bytes)
+    code = tw__fail(TW_ERROR_SIZE, p->path, name, (long long)file.size, (long long)bytes);
+  else if (!bytes) code = tw__fail(TW_ERROR_LOAD, p->path, name, "it is empty");
+  else if (tw__copy_library(file.fd, file.offset, (size_t)bytes, &copy))
+    code = tw__fail(TW_ERROR_FILE, p->path, tw__why());
+  else {
+    if (!tw__as_listed(p, object, &copy)) code = tw__fail(TW_ERROR_ALTERED, p->path, name);
+    else if (tw__load_library(&copy, pool, library, &why))
+      code = tw__fail(TW_ERROR_LOAD, p->path, name, why);
+    tw__drop_copy(&copy);
+  }
+  tw__close_file(p, &file);
   return code;
 }
 
@@ -1447,10 +1623,7 @@ static int tw__open(tw_package *p, unsigned flags) {
     return tw__fail(TW_ERROR_LOAD, p->path, tw__text_of(p, level, "file"),
                     "it has not the functions of a package");
   if ((code = tw__unpack(p, flags))) return code;
-  if (p->zip != TW__NONE) { /* what is mapped needs no descriptor */
-    tw__close_path(p->zip);
-    p->zip = TW__NONE;
-  }
+  tw__close_zip(p); /* what is mapped needs no descriptor */
   return 0;
 }
 
@@ -1485,7 +1658,7 @@ void tw_close(tw_package *p) {
   memory = p->memory;
   tw__unload(&p->code);
   if (p->map) tw__unmap(p->map, p->map_bytes);
-  if (p->zip != TW__NONE) tw__close_path(p->zip);
+  tw__close_zip(p);
   tw__mutex_end(&p->lock);
   tw__give(p, p->spare, p->spare_bytes);
   tw__give(p, p->copy, p->copy_bytes);

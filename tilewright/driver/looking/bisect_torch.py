@@ -72,7 +72,9 @@ class _Recorder(Session):
 
         return call
 
-    def compile_graph(self, graph: Graph, machine: Any = None) -> Any:
+    def compile_graph(
+        self, graph: Graph, machine: Any = None, updates: tuple[tuple[int, int], ...] = ()
+    ) -> Any:
         if machine is not None:
             raise Invalid(
                 "a program is taken apart on the CPU, and its tensors are on a GPU",

@@ -30,6 +30,7 @@ from tilewright.graph.narrow_products import NarrowProducts
 from tilewright.graph.one_pass_norms import OnePassNorms
 from tilewright.graph.online_softmax import OnlineSoftmax as OnlineSoftmax
 from tilewright.graph.pack import PackOperands
+from tilewright.graph.phases import Phases
 from tilewright.graph.reciprocals import Reciprocals
 from tilewright.graph.simplify import Simplify
 from tilewright.graph.wide_numbers import WideNumbers
@@ -48,6 +49,7 @@ CPU = Pipeline(
         BatchNormFold(),
         FewerProducts(),
         KeyBlocks(),  # before: attention is one operator, not what it is written in terms of
+        Phases(),
         Decompose(),
         EmptyValues(),
         Simplify(),  # again: definitions leave much behind when they are put together

@@ -242,8 +242,9 @@ class Session:
             return None
         if kind == "forward":
             self._checked_indices[compilation] = captured.checked_indices
-        if kind == "forward" and machine is not None:
-            kept = keep_images(captured, result_names(gm), given_results(), machine.target)
+        if kind == "forward":
+            target = targets.default() if machine is None else machine.target
+            kept = keep_images(captured, result_names(gm), given_results(), target)
             captured, self._kept_strides[compilation] = kept.captured, kept.strides
         self._report_fallbacks(captured)
         for check in (c for s in captured.segments for c in s.checks):

@@ -105,7 +105,14 @@ _BREAKS: tuple[tuple[str, Reason], ...] = (
         Reason("torch passes over recurrent layers", "compile it with tw.compile"),
     ),
     (
-        r"[Ss]parse|NestedTensor",
+        r"[Ss]parse",
+        Reason(
+            "a tensor of a sparse layout, which no graph has",
+            "pass tw.SparseMatrix.of(tensor), which is multiplied natively; or make it dense",
+        ),
+    ),
+    (
+        r"NestedTensor",
         Reason("tensors of a layout that no graph has", "use dense tensors, with a mask if needed"),
     ),
     (

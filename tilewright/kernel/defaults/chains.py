@@ -40,6 +40,10 @@ from tilewright.kernel.steps.trim import Trim
 SHARE = 4
 # Rows of a block: enough for what is read again for each block, few enough for the threads.
 BLOCK_ROWS = 72
+# The same where a call may have any number of rows: a part of usual numbers, with no rest.
+ANY_ROWS = 64
+# Keys that blocks of rows are made for where a call may have any number of them.
+USUAL_KEYS = 512
 # Lanes of the maps between: enough independent chains of operations to hide the latency of long
 # ones (measured).
 LANES = 16
@@ -121,16 +125,19 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
     if not isinstance(many, int) and not (first.large or second.large or second.group):
         # Blocks of whole tiles of both products, and as few cases of rows that are left over.
         second.rows = second.most = min(second.rows, first.rows)
-    rows, keys = D.bounds(many)[1], D.bounds(keys)[1]
+    rows = D.bounds(many)[1]
+    # Of an unknown number there is memory for as many as a call has, and blocks suit a usual one.
+    keys = keys if isinstance(keys, int) else min(D.bounds(keys)[1], USUAL_KEYS)
     size = keys * s.nest.buffer(host).dtype.bytes
     # At least one tile: fusion has made sure that its rows are not too long.
     most = min(s.target.l2 // SHARE, s.target.stack) // max(1, size)
     most = max(first.rows, min(most, _rows_of_a_thread(s, second, rows)))
     if second.row >= len(second.names) - 1:
         return False
-    block = whole_tiles(first.rows, most)
     if isinstance(many, int):
         block = block_rows(rows, first.rows, most)
+    else:
+        block = whole_tiles(first.rows, min(most, ANY_ROWS))
     if s.choices.block is not None:
         block = min(rows, most, s.choices.block)
     between = [x for x in stages if x not in (*outs, chain.scores, chain.sums, end)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
+from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.dim import Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, extent, walk
 from tilewright.ir.product import Product
 from tilewright.ir.register_tile import (
@@ -20,7 +22,6 @@ from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.few_rows import few_rows, schedule_few_rows
 from tilewright.kernel.defaults.scheduler import (
-    PIECE,
     Scheduler,
     affine_pair,
     store_reads,
@@ -103,7 +104,7 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     large, plain = product is not None, _block(s, ops, acc.axes[col]) is None
     most = tile.most if rows == tile.rows else rows
     made = Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group, plain, large)
-    return replace(made, most=most)
+    return replace(made, most=most, chain=acc.chain)
 
 
 def _loads_rows(s: Scheduler) -> bool:
@@ -162,7 +163,14 @@ def schedule_contraction(
         if not s.attempt(ComputeWith(other.name, names[-1])):
             return False
     wide = [str(x.source) for x in ops if acc.axes[col] in x.symbols()]
-    if not images and len(wide) == 1 and s.choices == Choices() and few_rows(s, t):
+    joined = _joined_rows(s, acc, ops, t) if not images else None
+    if (
+        joined is None
+        and not images
+        and len(wide) == 1
+        and s.choices == Choices()
+        and few_rows(s, t)
+    ):
         if schedule_few_rows(s, t, wide[0]):
             return True
     t.choices, t.rows = s.choices, t.rows if t.group else s.choices.rows or t.rows
@@ -174,13 +182,23 @@ def schedule_contraction(
     adjacent, large = _adjacent(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
     most = register_tile(s.target, s.group.buffer(a).dtype)
-    may_copy = image and s.choices.copy is not False
+    may_copy = image and s.choices.copy is not False and joined is None
     tall = s.choices.rows or most.adjacent
     copy = _copied(s, acc, ops, row, tall, adjacent) if may_copy else None
     # Only an instruction loads rows in vectors; elsewhere their layout does not matter.
     adjacent = adjacent and _loads_rows(s)
     # Height and width become one row axis, so that small images fill the tile.
-    if copy is not None or (image and _walks_together(s, acc, ops, row, adjacent)):
+    if joined is not None:
+        first, t.rows = joined
+        count = len(names) - 1
+        s.do(FuseAxes(a, first, count))
+        inner = names[-1] if col == 0 else names[-2]
+        for k in range(first + count - 2, first - 1, -1):
+            s.do(Fuse(names[k], inner, inner := f"{host}.p{k}"))
+        names[first : first + count], axes[first : first + count] = [inner], ["p"]
+        t.row, t.col = (1, 0) if col == 0 else (0, 1)
+        image = False
+    elif copy is not None or (image and _walks_together(s, acc, ops, row, adjacent)):
         s.do(FuseAxes(a, row - 1))
         s.do(Fuse(names[row - 1], names[row], f"{host}.p"))
         names[row - 1 : row + 1] = [f"{host}.p"]
@@ -188,7 +206,7 @@ def schedule_contraction(
         t.col, t.row = (col - 1 if col > row else col), row - 1
     if copy is not None:
         t.copy, t.rows = copy, tall
-    elif s.choices.rows is None and not t.window:
+    elif s.choices.rows is None and not t.window and joined is None:
         t.rows = dividing_rows(t.rows, t.most, s.loops(names[t.row])[0].extent)
     # Panels that do not stay in the cache together are read once, not for each row of the image.
     if image and large and len(names) == len(acc.axes):
@@ -203,6 +221,32 @@ def schedule_contraction(
     if top is not None:
         _prefetch(s, placed, top, ops)
     return True
+
+
+def _joined_rows(
+    s: Scheduler, acc: Stage, ops: tuple[Load, Load], t: Tile
+) -> tuple[int, int] | None:
+    """The first of several axes that are rows, and rows of a tile, where the sum is so long that it
+    has to be in parts, which is done for one axis of rows: the gradient of a convolution's weights,
+    a sum over all pixels, has channels and taps as rows. Taps are in one tile together."""
+    others = [k for k in range(len(acc.axes)) if k != t.col]
+    wide, deep = t.lanes * t.vectors, prod(D.bounds(extent(x))[1] for x in acc.raxes)
+    size = s.nest.buffer(acc.name).dtype.bytes
+    long = deep * wide * size > s.target.l2 // 2
+    if len(others) < 2 or t.col not in (0, len(acc.axes) - 1) or t.group or t.window or not long:
+        return None
+    apart = any(sum(acc.axes[k] in x.symbols() for x in ops) != 1 for k in others)
+    lanes = next(x for x in ops if acc.axes[t.col] in x.symbols())
+    if apart or any(acc.axes[k] in lanes.symbols() for k in others) or s.choices != Choices():
+        return None
+    sizes = [e for k in others if isinstance(e := extent(acc.axes[k]), int)]
+    taps = prod(sizes[1:])
+    if len(sizes) < len(others) or taps > t.rows:
+        return None
+    each = t.rows // taps
+    while each > 1 and sizes[0] % each:
+        each -= 1
+    return others[0], taps * each
 
 
 def _copied_before(s: Scheduler, image: Stage, p: Placed) -> bool:
@@ -250,7 +294,7 @@ def _lane_choice(
 ) -> tuple[int, int] | None:
     """(output axis for lanes, width of the tile): an axis that is contiguous in one operand, within
     a packed block, and absent from the other."""
-    best: tuple[int, int, int] | None = None
+    best: tuple[int, int, int, int] | None = None
     for k, a in enumerate(acc.axes):
         if extent(a) == 1 and len(acc.axes) > 1:
             continue
@@ -272,9 +316,11 @@ def _lane_choice(
             if strides == [1, 1]
             else 0
         )
-        if score and (best is None or score >= best[0]):
-            best = (score, k, width)
-    return best[1:] if best else None
+        filled = D.bounds(extent(a))[1]
+        filled = min(s.target.lanes(32), int(filled)) if score else 0  # of a vector
+        if score and (best is None or (score, filled) >= best[:2]):
+            best = (score, filled, k, width)
+    return best[2:] if best else None
 
 
 def _block(s: Scheduler, ops: tuple[Load, Load], a: Sym) -> int | None:
@@ -367,6 +413,10 @@ def _large(s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
     return any(D.bounds(n)[1] * ops[0].dtype.bytes > s.target.l2 // 2 for n in sizes)
 
 
+# Rows of a product, where their number is not known and threads share its columns.
+FEW = 8
+
+
 def parallel_tiles(s: Scheduler, t: Placed) -> str | None:
     """Threads over the outer loops, fused as far as needed for enough pieces: their loop, if the
     product is more than one tile."""
@@ -384,13 +434,14 @@ def parallel_tiles(s: Scheduler, t: Placed) -> str | None:
     found = s.loops(top)
     if not found:
         return None
-    total: Dim = 1
     st = s.group.stage(t.tile.acc)
-    for axis in (*st.axes, *st.raxes):
-        total = total * extent(axis)
-    trips = D.bounds(found[0].extent)[1]
-    per = D.bounds(total)[1] // max(1, min(trips, D.INF // 2))
-    if not isinstance(total, int):
-        per = PIECE
+    sizes = [extent(axis) for axis in (*st.axes, *st.raxes)]
+    if all(isinstance(d, int) for d in sizes):
+        per = D.bounds(prod(sizes))[1] // max(1, min(D.bounds(found[0].extent)[1], D.INF // 2))
+    else:  # what is inside, with a few rows where that is not known
+        sums = t.blocks or t.tile.acc
+        stores = [(x, p) for x, p in walk_nest(found[0].body) if isinstance(x, Store)]
+        paths = [p for x, p in stores if x.stage == sums]
+        per = max(prod(guess(q.extent, FEW) for q in p) for p in paths)
     s.parallel(top, per // 8)  # eight multiply-adds are one simple operation
     return top

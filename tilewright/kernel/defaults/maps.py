@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.kernel.defaults.cases import schedule_cases
@@ -16,6 +18,7 @@ from tilewright.kernel.defaults.scheduler import (
     work_per_point,
 )
 from tilewright.kernel.defaults.turned import schedule_turned
+from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Stage
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith, share_all
@@ -66,11 +69,34 @@ def schedule_map(s: Scheduler, outs: list[Stage]) -> None:
     names = [x.name for x in outs]
     if len(outs) == 1 and s.path(host) and schedule_turned(s, host):
         return
+    if len(outs) == 1:
+        _neighbours_soon(s, host)
     if all(len(s.path(n)) == len(s.path(host)) for n in names):
         collapse(s, names)
     _share_loops(s, host, names[1:])
     if s.path(host) and not any(way(s, host) for way in _OF_THEIR_OWN):
         schedule_alone(s, host)
+
+
+def _neighbours_soon(s: Scheduler, host: str) -> None:
+    """Of an operand that is read across and not turned, as an image that gets edges on its way to
+    another order may be: its neighbours in memory are read while the first cache has them."""
+    path = s.path(host)
+    if len(path) < 3:
+        return
+    last = path[-1]
+    for x in store_reads(s.store(host)):
+        if not isinstance(x.source, str):
+            continue
+        index = linear_index(s.nest.buffer(x.source), x.index)
+        if D.coefficient(index, last.var) in (None, 0, 1):
+            continue
+        for k, along in enumerate(path[:-2]):
+            lines = prod(D.bounds(p.extent)[1] for p in path[k + 1 :])
+            if D.coefficient(index, along.var) == 1 and lines * s.target.cache_line > s.target.l1:
+                order = (*path[k + 1 : -1], along, last)
+                s.attempt(Reorder(tuple(p.name for p in order)))
+                return
 
 
 def _share_loops(s: Scheduler, host: str, others: list[str]) -> None:
@@ -180,7 +206,9 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
             size = 1
             for p in path[1:]:
                 size *= p.extent if isinstance(p.extent, int) else 64
-            s.parallel(path[0].name, work_per_point(s, st.name) * size)
+            work = work_per_point(s, st.name)
+            if not s.parallel(path[0].name, work * size):
+                _shared_inside(s, st, work)
         if scanned:
             _write_out(s, st)
             _whole_rows(s, st)
@@ -188,6 +216,22 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
         if init:
             last = f"{st.name}.init.i{len(s.nest.buffer(st.name).shape) - 1}"
             vector_loop(s, last, 16)
+
+
+def _shared_inside(s: Scheduler, st: Stage, work: int) -> None:
+    """Threads share a loop inside the one that has to go in order, brought outside of it: rows of
+    matrices that data place as a whole."""
+    before = s.nest, list(s.trace)
+    first, *middle, last = s.path(st.name)
+    for k, p in enumerate(middle):
+        others = [first, *middle[:k], *middle[k + 1 :]]
+        size = 1
+        for x in (*others, last):
+            size *= x.extent if isinstance(x.extent, int) else 64
+        if s.attempt(Reorder((p.name, *(x.name for x in others)))):
+            if s.parallel(p.name, work * size):
+                return
+            s.nest, s.trace[:] = before
 
 
 # Columns that one thread scans at a time: few streams of memory, each as long as it can be.

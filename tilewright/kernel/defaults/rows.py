@@ -54,9 +54,9 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
             schedule_alone(s, o.name)
         return
     names = [o.name for o in outs]
-    if _are_columns(s, inner, outs):
-        if not short_columns(s, inner, outs):
-            _columns(s, inner[0].name, host)
+    if _are_columns(s, inner, outs) and _share_loops(s, outs):
+        if not schedule_short_columns(s, inner[0].name, outs[-1].name):
+            _columns(s, inner[0].name, outs[-1].name)
         return
     if _short_sums(s, inner, outs, prefix) and _tiled(s, inner[0], outs[0]):
         return
@@ -127,15 +127,32 @@ def _tiled(s: Scheduler, stage: Stage, host: Stage) -> bool:
 
 def short_columns(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
     """False, and no step, where the stages are not one reduction before a short axis."""
-    columns = _are_columns(s, inner, outs)
-    return columns and schedule_short_columns(s, inner[0].name, outs[0].name)
+    before = s.nest, list(s.trace)
+    if _are_columns(s, inner, outs) and _share_loops(s, outs):
+        if schedule_short_columns(s, inner[0].name, outs[-1].name):
+            return True
+        s.nest, s.trace[:] = before
+    return False
 
 
 def _are_columns(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
-    """Is this one reduction whose results lie next to each other, as what it reads does?"""
-    if len(outs) != 1 or not s.path(outs[0].name) or not _lane_axis(s, inner):
+    """Is this one reduction whose results lie next to each other, as what it reads does? Several
+    outputs may be computed of each, such as a mean and a running one."""
+    host = s.path(outs[-1].name)
+    if not host or not _lane_axis(s, inner):
         return False
-    return common_prefix(s, inner, outs, outs[0].name) == len(s.path(outs[0].name))
+    alike = all(len(s.path(o.name)) == len(host) for o in outs)
+    return alike and common_prefix(s, inner, outs, outs[-1].name) == len(host)
+
+
+def _share_loops(s: Scheduler, outs: list[Stage]) -> bool:
+    """All outputs in the loops of the last one; False, and no step, where that is refused."""
+    before = s.nest, list(s.trace)
+    for later, earlier in zip(outs[:0:-1], outs[-2::-1], strict=True):
+        if not s.attempt(ComputeWith(earlier.name, s.path(later.name)[-1].name)):
+            s.nest, s.trace[:] = before
+            return False
+    return True
 
 
 def _columns(s: Scheduler, stage: str, host: str) -> None:

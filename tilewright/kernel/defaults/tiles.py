@@ -50,6 +50,7 @@ class Tile:
     window: bool = False  # neighbouring rows of one operand share what they read
     around: bool = True  # are the host's other loops right around those of rows and lanes?
     most: int = 0  # so many rows, if they divide all and `rows` do not
+    chain: int = 0  # the most terms that the operator has added one after the other; 0: any number
     choices: Choices = Choices()
 
 
@@ -91,6 +92,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     if not padded and isinstance(en, int):
         width = min(width, en)
     chain = t.choices.chain or (SHORT_CHAIN if few else CHAIN)
+    chain = min(chain, t.chain or chain)
     # With an instruction that adds up groups, all of the sum is in registers.
     blocks: str | None = None
     around: tuple[str, ...] = ()
@@ -158,7 +160,7 @@ def _deep_block(s: Scheduler, t: Tile, rows: Dim, columns: Dim, tall: int, width
     assert isinstance(rows, int) and isinstance(columns, int)
     size = s.nest.buffer(t.acc).dtype.bytes
     deep = prod(D.bounds(extent(x))[1] for x in s.group.stage(t.acc).raxes)
-    if deep * width * size <= s.target.l2 // 2 or columns < 2 * width:
+    if deep * width * size <= s.target.l2 // 2 or min(columns, rows) < 2 * min(width, tall):
         return 0
     most = s.target.l2 // 2 // (size * (columns + (t.choices.chain or CHAIN)))
     most = min(most, rows // s.target.cores)
@@ -221,9 +223,9 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
         stems += [own, [f"{p.blocks}.init.i{axis_of(s, p.blocks, x)}" for x in own]]
     if not t.large:
         s.attempt(SetScope(inmost, "register"))
-    for stage in dict.fromkeys((a, inmost)):
+    for stage, (_, column) in {a: stems[0], inmost: own}.items():
         last = len(s.nest.buffer(stage).shape) - 1
-        col = axis_of(s, stage, f"{stage}.{t.axes[t.col]}")
+        col = axis_of(s, stage, column)
         if col is not None and col != last:
             s.do(Permute(stage, (*(k for k in range(last + 1) if k != col), col)))
     red = [q.name for q in s.reduced(inmost)]

@@ -15,13 +15,16 @@ from tilewright.base.errors import Refused
 from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load
+from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.result_tiles import share
 from tilewright.kernel.defaults.scheduler import Scheduler, store_reads, work_per_point
 from tilewright.kernel.defaults.tiles import lanes_of_tile, reorder
 from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.guards import copied
 from tilewright.kernel.nest import Loop, Path
 from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.permute import Permute
 from tilewright.kernel.steps.reorder import Reorder
@@ -94,9 +97,9 @@ def _is_across(s: Scheduler, x: Load, along: Loop, last: Loop) -> bool:
 
 
 def _place(x: Load, loop: Loop) -> int | None:
-    """Which index of a read is a loop's variable."""
-    found = [k for k, i in enumerate(x.index) if D.is_sym(i) and D.the_sym(i) is loop.var]
-    return found[0] if len(found) == 1 else None
+    """Which index of a read moves with a loop, step by step; None where several do."""
+    found = [k for k, i in enumerate(x.index) if loop.var in D.symbols(i)]
+    return found[0] if len(found) == 1 and D.coefficient(x.index[found[0]], loop.var) == 1 else None
 
 
 def _schedule(s: Scheduler, host: str, x: Load, along: Loop, last: Loop) -> None:
@@ -104,9 +107,16 @@ def _schedule(s: Scheduler, host: str, x: Load, along: Loop, last: Loop) -> None
     wide = max(lanes, s.target.cache_line // 4)  # all of a line that is read
     work = work_per_point(s, host) * prod(guess(p.extent) for p in path)
     tile, a, b = f"{x.source}_t", along.name, last.name
-    column, row = _place(x, along), _place(x, last)
+    value = s.store(host).value
+    if isinstance(value, Load) or copied(value) is not x:
+        column, row = _place(x, along), _place(x, last)
+        s.do(CacheRead(str(x.source), host, tile))
+    else:
+        # Past an edge there is a number: the tile has it too, and is as large as others.
+        axes = [p for p in path if p.var in value.symbols()]
+        column, row = axes.index(along), axes.index(last)
+        s.do(Materialise(host, value_text(value), tile))
     assert column is not None and row is not None
-    s.do(CacheRead(str(x.source), host, tile))
     s.do(Split(a, wide))
     s.do(Split(b, lanes))
     rest = [p for p in path if p not in (along, last)]

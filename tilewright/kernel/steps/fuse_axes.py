@@ -11,8 +11,8 @@ from tilewright.kernel.steps.fuse import Fuse
 
 @dataclass(frozen=True)
 class FuseAxes(Step):
-    """Two neighbouring axes of a stage's own buffer become one, and so do the stage's loops over
-    them (`stage.p`).
+    """Neighbouring axes of a stage's own buffer, two or `count`, become one, and so do the stage's
+    loops over them (`stage.p`).
 
     for h in 4: for w in 5: t[h,w] = …          for p in 20: t[p] = …(p//5, p%5)
     … t[h,w]                                    … t[5*h+w]
@@ -20,18 +20,26 @@ class FuseAxes(Step):
 
     stage: str
     axis: int
+    count: int = 2
 
     def apply(self, n: Nest) -> Nest:
         b = self.internal(n, self.stage)
-        k = self.axis
-        self.need(0 <= k < len(b.shape) - 1, f"{self.stage} has no axes {k} and {k + 1}")
+        k, last = self.axis, self.axis + self.count - 1
+        self.need(self.count >= 2, "one axis is one already")
+        self.need(0 <= k and last < len(b.shape), f"{self.stage} has no axes {self._named()}")
         for stem in (self.stage, f"{self.stage}.init"):
-            outer, inner = f"{stem}.i{k}", f"{stem}.i{k + 1}"
-            if find(n, outer):
-                n = Fuse(outer, inner, f"{stem}.p").apply(n)
+            inner = f"{stem}.i{last}"
+            for j in range(last - 1, k - 1, -1):
+                outer, into = f"{stem}.i{j}", f"{stem}.p" if j == k else f"{stem}.p{j}"
+                if find(n, outer):
+                    n = Fuse(outer, inner, into).apply(n)
+                inner = into
 
         def merge(idx: tuple[Dim, ...]) -> tuple[Dim, ...]:
-            return (*idx[:k], idx[k] * b.shape[k + 1] + idx[k + 1], *idx[k + 2 :])
+            one = idx[k]
+            for j in range(k + 1, last + 1):
+                one = one * b.shape[j] + idx[j]
+            return (*idx[:k], one, *idx[last + 1 :])
 
         def on_load(x: Load) -> Value:
             return load(x.source, merge(x.index), x.dtype) if x.source == self.stage else x
@@ -39,9 +47,12 @@ class FuseAxes(Step):
         def on_store(name: str, idx: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
             return (name, merge(idx)) if name == self.stage else (name, idx)
 
+        whole: Dim = 1
+        for d in b.shape[k : last + 1]:
+            whole = whole * d
+        shape = (*b.shape[:k], whole, *b.shape[last + 1 :])
         body = substitute_all(n.body, {}, on_load, on_store, self.stage)
-        return replace(n, body=body).with_buffer(replace(b, shape=merge_shape(b.shape, k)))
+        return replace(n, body=body).with_buffer(replace(b, shape=shape))
 
-
-def merge_shape(shape: tuple[Dim, ...], k: int) -> tuple[Dim, ...]:
-    return (*shape[:k], shape[k] * shape[k + 1], *shape[k + 2 :])
+    def _named(self) -> str:
+        return " and ".join(str(k) for k in range(self.axis, self.axis + self.count))
