@@ -193,9 +193,10 @@ def _contract(c: Cluster) -> None:
 
 
 def _program(c: Cluster) -> None:
-    """One program, and views through which it reads."""
+    """One program, views through which it reads, and maps whose elements it takes one by one."""
     own = [n for n in c.nodes if not isinstance(n.op, Item)]
-    assert len([n for n in own if facts(n).kind != "view"]) == 1
+    kinds = [facts(n).kind for n in own]
+    assert kinds.count("program") == 1 and set(kinds) <= {"program", "view", "map"}
 
 
 def _chain(c: Cluster) -> None:

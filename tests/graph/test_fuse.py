@@ -23,6 +23,7 @@ from tests.graph.build import (
 )
 from tests.graph.random_graphs import random_graph
 from tests.seeds import drawn
+from tilewright import ops
 from tilewright.base.events import Log
 from tilewright.graph.cluster import Fused
 from tilewright.graph.decompose import Decompose
@@ -488,3 +489,28 @@ def test_what_is_gathered_is_stored_for_overlapping_frames() -> None:
     f = fused(build.mul(frames, arg("w", 16)))
     assert kinds(f) == ["map", "map"] and criteria(f, "index", "mul") == {"misaligned access"}
     assert kinds(fused(build.mul(mirrored, arg("w", 64)))) == ["map"]
+
+
+def added_rows(base: Node, table: Node) -> Node:
+    """Rows of a table, each added to another one."""
+    rows = ops.mul(ops.take(table, arg("at", 9, dtype=i64), 0), ops.full((), 2.0, f32))
+    index = ops.expand(arg("to", 9, 1, dtype=i64), (9, 32))
+    return ops.scatter(base, index, rows, 0, "add")
+
+
+def test_rows_that_are_added_to_others_are_not_stored_first() -> None:
+    table, base = arg("table", 20, 32), ops.relu(arg("base", 20, 32))
+    g = graph(added_rows(base, table))
+    f = fused(*g.outputs)
+    (update,) = (c for c in f.clusters if c.kind == "program")
+    assert {"take", "mul", "scatter"} <= names(update)
+    check_run(f, g, plan(f))
+
+
+def test_rows_that_are_added_to_their_own_table_are_stored_first() -> None:
+    table = ops.relu(arg("table", 20, 32))
+    g = graph(added_rows(table, table))
+    f = fused(*g.outputs)
+    (update,) = (c for c in f.clusters if c.kind == "program")
+    assert "take" not in names(update)
+    check_run(f, g, plan(f))

@@ -165,3 +165,24 @@ def test_how_lanes_touch_memory_is_said_in_the_nest(hint: str) -> None:
         len(re.findall(SIGNS[hint], emit(parse_nest(x), target))) for x in (legal, without)
     )
     assert found > left
+
+
+ROWS = """
+group rows
+  in x: f32[3,70]
+  in at: i32[40]
+  out y: f32[3,40]
+  y[y.i0,y.i1] = x[y.i0,${cast<i64>(at[y.i1])}] for y.i0 in 3, y.i1 in 40
+"""
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_data_as_indices_are_gathered_by_an_instruction(gathers: bool) -> None:
+    target = replace(default(), gathers=gathers)
+    n = scheduled(ROWS, "Split('y.i1', 8)\nVectorize('y.i1.1')")
+    legal = legalise(n, target)
+    assert ("pragma gather" in nest_text(legal)) is gathers
+    assert ("@llvm.masked.gather.v8f32" in emit(legal, target)) is gathers
+    draw = np.random.default_rng(3)
+    x, at = draw.random((3, 70), np.float32), draw.integers(0, 70, 40, np.int32)
+    np.testing.assert_array_equal(Native(n, target)({"x": x, "at": at})["y"], x[:, at])

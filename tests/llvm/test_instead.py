@@ -20,7 +20,13 @@ INTERESTING = np.array(
 def lacking() -> Target:
     """This machine, as if it had none of these instructions."""
     return replace(
-        default(), converts_f16=False, rounds=False, f64_maximum=False, has_fma=False, products=()
+        default(),
+        converts_f16=False,
+        rounds=False,
+        f64_maximum=False,
+        saturates=False,
+        has_fma=False,
+        products=(),
     )
 
 
@@ -96,3 +102,15 @@ def test_fused_multiply_add_rounds_once() -> None:
     terms = zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
     exact = (Fraction(x) * Fraction(y) + Fraction(z) for x, y, z in terms)
     assert same(got, np.array([nearest(x) for x in exact], np.float32))
+
+
+@pytest.mark.parametrize("lanes", [True, False])
+@pytest.mark.parametrize("d", ["f32", "f64"])
+def test_integers_of_floats_are_the_nearest(d: str, lanes: bool) -> None:
+    far = np.array([2.0**63, -(2.0**63), 2.0**62, 1e30, -1e30, np.inf, -np.inf, np.nan, -0.9])
+    x = np.concatenate([values(DTYPES[d].numpy.name), far]).astype(DTYPES[d].numpy)
+    got = made("cast<i64>(a@)", d, "i64", lanes, a=x)
+    nearest = [max(-(2**63), min(2**63 - 1, int(e))) if np.isfinite(e) else e for e in x.tolist()]
+    ends = {np.inf: 2**63 - 1, -np.inf: -(2**63)}
+    right = [0 if e != e else ends.get(e, e) for e in nearest]
+    assert got.tolist() == right

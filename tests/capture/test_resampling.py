@@ -1,0 +1,124 @@
+"""Interpolation stays one operator; samples of grids, bags and encoder layers against float64."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tilewright as tw
+from tilewright.bench.oracle import disagreements
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def judged(f: Callable[..., Any], *inputs: Tensor) -> Any:
+    """Compiles f; its result and gradients are right. Returns the compiled function."""
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="tilewright")
+
+    def run(g: Callable[..., Any], wide: bool) -> Any:
+        args = [x.double() if wide and x.is_floating_point() else x for x in inputs]
+        args = [a.detach().requires_grad_(x.requires_grad) for a, x in zip(args, inputs)]
+        y = g(*args)
+        wanted = [a for a in args if a.requires_grad]
+        grads = torch.autograd.grad(y.square().sum(), wanted) if wanted else ()
+        return y.detach(), *grads
+
+    assert not disagreements(run(compiled, False), run(f, False), run(f, True))
+    assert not tw.explain(compiled).fallbacks
+    return compiled
+
+
+@pytest.mark.parametrize(
+    ("mode", "shape", "options"),
+    [
+        ("bilinear", (2, 3, 20, 33), {"scale_factor": 2}),
+        slow("linear", (2, 3, 37), {"scale_factor": 1.7}),
+        slow("bilinear", (1, 2, 30, 21), {"size": (11, 40), "align_corners": True}),
+        slow("trilinear", (1, 2, 5, 6, 20), {"scale_factor": 2}),
+        slow("nearest", (2, 3, 20, 33), {"scale_factor": 2}),
+        slow("nearest-exact", (1, 2, 9, 30), {"size": (17, 11)}),
+        slow("bilinear", (1, 1, 3, 3), {"size": (60, 61)}),  # many results of few elements
+    ],
+)
+def test_interpolation_is_one_operator_with_its_gradient(
+    mode: str, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    f = lambda x: F.interpolate(x, mode=mode, **options)  # noqa: E731
+    made = judged(f, torch.randn(shape, requires_grad=True))
+    assert not tw.explain(made).checks  # all places are known when compiling
+    assert "2 of 2 captured operators" in str(tw.explain(made))  # it and its gradient
+
+
+@pytest.mark.slow
+def test_interpolation_of_any_size_and_of_bytes() -> None:
+    f = lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")  # noqa: E731
+    compiled = torch.compile(f, backend="tilewright", dynamic=True)
+    for n in (20, 33):
+        x = torch.randn(1, 2, n, n + 1)
+        torch.testing.assert_close(compiled(x), f(x))
+    y = torch.randint(0, 255, (1, 3, 9, 20), dtype=torch.uint8)
+    near = lambda x: F.interpolate(x, size=(31, 7))  # noqa: E731
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(near, backend="tilewright")(y), near(y))
+
+
+@pytest.mark.parametrize("padding", ["zeros", slow("border"), slow("reflection")])
+@pytest.mark.parametrize(
+    ("mode", "rank"), [("bilinear", 2), slow("nearest", 2), slow("bilinear", 3)]
+)
+def test_samples_of_grids(padding: str, mode: str, rank: int) -> None:
+    x = torch.randn(2, 3, *(9, 8, 7)[:rank])
+    grid = torch.rand(2, *(5, 6, 20)[-rank:], rank) * 2.6 - 1.3
+
+    def f(x: Tensor, g: Tensor) -> Tensor:
+        return F.grid_sample(x, g, mode=mode, padding_mode=padding, align_corners=rank == 3)
+
+    judged(f, x, grid)
+
+
+def test_a_grid_of_nan_reads_nothing() -> None:
+    f = lambda x, g: F.grid_sample(x, g, align_corners=False)  # noqa: E731
+    grid = torch.full((1, 4, 16, 2), torch.nan)
+    assert not torch.compile(f, backend="tilewright")(torch.randn(1, 2, 5, 5), grid).any()
+
+
+@pytest.mark.parametrize("padding", [None, slow(3)])
+@pytest.mark.parametrize("mode", [slow("sum"), "mean", slow("max")])
+def test_bags_of_rows(mode: str, padding: int | None) -> None:
+    starts = torch.tensor([0, 4, 4, 9, 30])
+    index = torch.randint(0, 50, (40,))
+
+    def f(w: Tensor) -> Tensor:
+        return F.embedding_bag(index, w, starts, mode=mode, padding_idx=padding)
+
+    judged(f, torch.randn(50, 32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [False, True])
+def test_encoder_layer_with_and_without_padding(first: bool) -> None:
+    act = "gelu" if first else "relu"
+    layer = nn.TransformerEncoderLayer(
+        32, 4, 48, batch_first=True, norm_first=first, activation=act
+    )
+    net, x = layer.eval(), torch.randn(3, 10, 32)
+    absent = torch.arange(10) >= torch.tensor([10, 4, 7])[:, None]
+    for mask in (None, absent):
+        torch._dynamo.reset()
+        made = torch.compile(net, backend="tilewright")
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            got, eager = (g(x, src_key_padding_mask=mask) for g in (made, net))
+            wide = layer.double()(x.double(), src_key_padding_mask=mask)
+            layer.float()
+        assert not disagreements(got, eager, wide)
+        assert not tw.explain(made).fallbacks
