@@ -13,6 +13,7 @@ from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Loop, Nest, Path, Store, start, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply
+from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.text import parse_group
 from tilewright.targets import default, get
@@ -269,3 +270,17 @@ def test_each_of_many_sums_is_scheduled_without_the_others(monkeypatch: pytest.M
     trace, nest = default_schedule(group, get("arm64"))
     assert len(seen) >= 6 and max(seen) <= 3
     assert apply(start(group), trace) == nest  # as if each step had seen all of it
+
+
+def test_a_long_sum_of_repeated_elements_is_cut_along_every_loop() -> None:
+    group = parse_group("""
+group repeated
+  in x: f32[2,64,2048]
+  out y: f32[]
+  local t: f32[]
+  t[] add= x[t.r0,t.r1,(t.r2//2)] for t.r0 in 2, t.r1 in 64, t.r2 in 4096 from 0.0
+  y[] = t[] for once
+""")
+    trace, _ = default_schedule(group, get("x86-64-v4"))
+    cuts = [step for step in trace if isinstance(step, RFactor)]
+    assert len(cuts) >= 3  # one along each loop: no chain of additions is long
