@@ -45,6 +45,7 @@ def _by_size(op: Any, corners: bool) -> Callable[..., Any]:
     def called(x: Tensor, size: Any, *rest: Any) -> Any:
         factors = rest[-1]
         sizes = upsample_compute_output_size(x.shape, size, factors)
+        assert sizes is not None  # one of size and factors is given
         scales = [None] * len(sizes) if factors is None else factors
         return op(x, sizes, *rest[:1], *scales) if corners else op(x, sizes, *scales)
 
