@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import tilewright as tw
 from tilewright.bench.oracle import disagreements
+from tilewright.capture.torch.undivided import operators_with_kernels, undivided
 
 
 def slow(*values: Any) -> Any:
@@ -122,3 +123,10 @@ def test_encoder_layer_with_and_without_padding(first: bool) -> None:
             layer.float()
         assert not disagreements(got, eager, wide)
         assert not tw.explain(made).fallbacks
+
+
+def test_torch_export_knows_all_operators_afterwards() -> None:
+    operators_with_kernels.cache_clear()
+    with undivided(torch.fx.symbolic_trace(torch.nn.Identity())):
+        found = operators_with_kernels()
+    assert torch.ops.aten.upsample_nearest1d.default in found

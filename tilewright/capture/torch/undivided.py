@@ -18,6 +18,9 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table
 from torch._decomp.decompositions import upsample_compute_output_size
+from torch._export.utils import (
+    _collect_all_valid_cia_ops_for_aten_namespace as operators_with_kernels,
+)
 
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 _NAMES = """
@@ -91,6 +94,7 @@ def _count(change: int) -> None:
     with _lock:
         _inside += change
         if change == 1 and _inside == 1:
+            operators_with_kernels()  # torch keeps this list, and torch.export needs all of it
             for op in (o for p in _PACKETS for o in (p.vec, p.default)):
                 _before[op] = {k: op.py_kernels.pop(k) for k in _KEYS if k in op.py_kernels}
                 op._dispatch_cache.clear()
