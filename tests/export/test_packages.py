@@ -298,7 +298,7 @@ def test_checksums_of_all_lengths(kind: str) -> None:
         digits = own.hexdigest().encode()
         is_sum = getattr(library(), f"test_{kind}")
         found = is_sum(data, ctypes.c_size_t(size), digits)
-        if found < 0:
+        if kind == "sha256" and found < 0:
             pytest.skip("this processor has no instructions for SHA-256")
         assert found == 1, size
         other = digits[:-1] + (b"0" if digits[-1:] != b"0" else b"1")

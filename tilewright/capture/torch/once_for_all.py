@@ -60,12 +60,12 @@ def _given_once(joint: torch.fx.GraphModule, n: Node, made: dict[tuple[Node, int
 
 
 def _same_in_all(
-    joint: torch.fx.GraphModule, x: Node, made: dict[tuple[Node, int], Node]
+    joint: torch.fx.GraphModule, x: Any, made: dict[tuple[Node, int], Node]
 ) -> Node | None:
     """The value that an operand has in each step, where a scan made it and it is always the same;
     the order of steps makes no difference then."""
-    while x.target in _SAME or (x.target is _aten.flip.default and list(x.args[1]) == [0]):  # type: ignore[arg-type]
-        x = x.args[0]  # type: ignore[assignment]
+    while x.target in _SAME or (x.target is _aten.flip.default and list(x.args[1]) == [0]):
+        x = x.args[0]
     if x.target is not operator.getitem:
         return None
     n, k = x.args
@@ -97,7 +97,8 @@ def _before(joint: torch.fx.GraphModule, n: Node, k: int) -> Node | None:
             if x not in known:
                 known[x] = joint.graph.node_copy(x, known.__getitem__)
                 args, kwargs = torch.fx.map_arg((x.args, x.kwargs), lambda y: known[y].meta["val"])
-                known[x].meta = {**n.meta, "val": x.target(*args, **kwargs)}  # type: ignore[operator]
+                called: Any = x.target
+                known[x].meta = {**n.meta, "val": called(*args, **kwargs)}
     return known[outs[k]]
 
 
@@ -109,25 +110,25 @@ def _without_unread(joint: torch.fx.GraphModule, n: Node) -> None:
     assert isinstance(outs, (tuple, list))
     if any(u.target is not operator.getitem for u in n.users):
         return
-    read = {u.args[1] for u in n.users}
-    left = [k for k in range(len(outs)) if k < len(init) or k in read]
+    read: dict[Node, Any] = {u: u.args[1] for u in n.users}
+    left = [k for k in range(len(outs)) if k < len(init) or k in read.values()]
     if len(left) == len(outs):
         return
     graph = copy.deepcopy(body.graph)
-    (fresh,) = (x.args[0] for x in (graph.output_node(),))
-    graph.output_node().args = (tuple(fresh[k] for k in left),)  # type: ignore[index]
+    fresh: Any = graph.output_node().args[0]
+    graph.output_node().args = (tuple(fresh[k] for k in left),)
     graph.eliminate_dead_code()
     name = _added(joint, f, torch.fx.GraphModule(body, graph))
     n.args = (_read(joint, n, name), init, xs, more)
     n.meta["val"] = tuple(n.meta["val"][k] for k in left)
-    for u in list(n.users):
-        u.args = (n, left.index(u.args[1]))  # type: ignore[arg-type]
+    for u, k in read.items():
+        u.args = (n, left.index(k))
 
 
-def _parts(n: Node) -> tuple[Node, Sequence[Node], Sequence[Node], Sequence[Node]]:
+def _parts(n: Any) -> tuple[Node, Sequence[Node], Sequence[Node], Sequence[Node]]:
     """Its function, where carried values begin, what is sliced, and what each step is given."""
     f, init, xs, more = n.args
-    return f, init, xs, more  # type: ignore[return-value]
+    return f, init, xs, more
 
 
 def _body(joint: torch.fx.GraphModule, f: Node) -> torch.fx.GraphModule:
@@ -146,7 +147,7 @@ def _added(joint: torch.fx.GraphModule, f: Node, body: torch.fx.GraphModule) -> 
 def _read(joint: torch.fx.GraphModule, n: Node, name: str) -> Node:
     with joint.graph.inserting_before(n):
         f = joint.graph.get_attr(name)
-    f.meta = dict(n.args[0].meta)  # type: ignore[union-attr]
+    f.meta = dict(_parts(n)[0].meta)
     return f
 
 
