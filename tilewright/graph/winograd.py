@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from tilewright.base.events import Log
 from tilewright.graph.channels import order_of
+from tilewright.graph.classify import guess
 from tilewright.graph.pack import rebuild_knowing
+from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.positions import Shape
@@ -88,7 +90,8 @@ Sizes = tuple[int, int, int, int, int]
 
 
 def _sizes(n: Node) -> Sizes | None:
-    """Batch, height, width, channels and columns of a plain 3x3 convolution."""
+    """Batch, height, width, channels and columns of a plain 3x3 convolution; usual ones where a
+    call decides them."""
     op = n.op
     if not isinstance(op, Arranged) or not isinstance(op.op, ConvValid) or n.dtype is not f32:
         return None
@@ -96,7 +99,7 @@ def _sizes(n: Node) -> Sizes | None:
     last = order_of(4)
     if n.rank != 4 or op.operands != ((last, (0, 1, 2, 3))) or op.result != last:
         return None
-    return _known_sizes(op.op, w, (*n.shape[:3], x.shape[3], n.shape[3]))
+    return _usual_sizes(op.op, w, (*n.shape[:3], x.shape[3], n.shape[3]))
 
 
 def sizes_before_layout(n: Node) -> Sizes | None:
@@ -104,26 +107,27 @@ def sizes_before_layout(n: Node) -> Sizes | None:
     if not isinstance(n.op, ConvValid) or n.rank != 4 or n.dtype is not f32:
         return None
     x, w = n.inputs
-    return _known_sizes(n.op, w, (n.shape[0], *n.shape[2:], x.shape[1], n.shape[1]))
+    return _usual_sizes(n.op, w, (n.shape[0], *n.shape[2:], x.shape[1], n.shape[1]))
 
 
-def _known_sizes(op: ConvValid, w: Node, shape: Shape) -> Sizes | None:
+def _usual_sizes(op: ConvValid, w: Node, shape: Shape) -> Sizes | None:
     plain = op.stride == op.dilation == (1, 1) and op.groups == 1
     if not plain or w.shape[2:] != (TAPS, TAPS):
         return None
-    sizes = [d for d in shape if isinstance(d, int) and d > 0]
-    if len(sizes) < 5:
+    if not all(isinstance(d, int) for d in shape[3:]):
         return None
-    batch, height, width, channels, columns = sizes
+    batch, height, width, channels, columns = map(guess, shape)
+    if min(batch, height, width, channels, columns) == 0:
+        return None
     return batch, height, width, channels, columns
 
 
 def _by_tiles(n: Node, m: int) -> Node:
-    found = _sizes(n)
-    assert found is not None
-    batch, height, width, channels, columns = found
     x, w = n.inputs
-    rows, cols = -(-height // m), -(-width // m)
+    batch, height, width, columns = n.shape
+    channels = w.shape[1]
+    assert isinstance(channels, int)
+    rows, cols = D.ceildiv(height, m), D.ceildiv(width, m)
     after = (0, rows * m - height, cols * m - width, 0)
     tiles = winograd_input(pad(x, (0, 0, 0, 0), after), m)
     t = m + TAPS - 1

@@ -256,15 +256,15 @@ class WinogradOutput(Op):
     """Points [t,t,N,rows of tiles,columns of tiles,O] as the image [N,height,width,O]."""
 
     size: int
-    height: int
-    width: int
+    height: Dim
+    width: Dim
 
     def infer(self, x: TensorType) -> TensorType:
         t = _tile("winograd_output", self.size)
         require(x.rank == 6 and x.shape[:2] == (t, t), f"winograd_output: {x!r} has no {t}² points")
         for count, d in zip(x.shape[3:5], (self.height, self.width), strict=True):
             require(
-                D.known_eq(count, -(-d // self.size)),
+                D.known_eq(count, D.ceildiv(d, self.size)),
                 f"winograd_output: {count} tiles of {self.size} do not make {d} pixels",
             )
         return TensorType(x.dtype, (x.shape[2], self.height, self.width, x.shape[5]))
@@ -312,5 +312,5 @@ def winograd_products(x: Node, w: Node, longest: int) -> Node:
     return node(WinogradProducts(longest), x, w)
 
 
-def winograd_output(x: Node, size: int, height: int, width: int) -> Node:
+def winograd_output(x: Node, size: int, height: Dim, width: Dim) -> Node:
     return node(WinogradOutput(size, height, width), x)

@@ -142,6 +142,20 @@ def test_winograd_is_a_choice() -> None:
     assert 0 < errors[0] < 2.8 * errors[1], errors
 
 
+def test_tiles_of_images_of_any_size() -> None:
+    net, x = image_net()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        fast = tw.compile(net, dynamic=True)
+        fast(x)
+        assert "winograd_input" in kernels(fast)
+        for shape in [(2, 64, 33, 18), (1, 64, 3, 5), (3, 64, 8, 8)]:
+            x = torch.randn(shape)
+            right, eager = copy.deepcopy(net).double()(x.double()), net(x)
+            error, own = (float((y.double() - right).abs().max()) for y in (fast(x), eager))
+            assert error <= 4 * own + 16 * torch.finfo(x.dtype).eps * float(right.abs().max())
+
+
 def test_threads_share_images_that_tiles_do_not_divide() -> None:
     """Loops over tiles with a rest are taken apart: they do not become one loop for threads."""
     net, x = nn.Conv2d(64, 64, 3, padding=1).eval(), torch.randn(1, 64, 14, 14)
