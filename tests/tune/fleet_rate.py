@@ -2,8 +2,8 @@
 
     python -m tests.tune.fleet_rate --seconds 60 --nodes 1 2
 
-Each worker has `--threads` threads, and four kernels are worked on for each, in as many processes:
-two nodes take about ten cores. Rounds take turns: a change of the machine's speed is in both.
+Each worker has `--threads` threads, and eight kernels are worked on for each, in as many processes:
+two nodes take sixteen cores. Rounds take turns: a change of the machine's speed is in both.
 `--plain`: workers are processes without Ray, for a machine that has none; the part of the time in
 which they measure is told: what is left of it, they wait for schedules (`--lanes` proposes more).
 """
