@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -54,6 +54,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection() -> None:
     gc.disable()  # what is imported and collected stays: looking through it again and again is vain
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(obj: object) -> Generator[None, object, object]:
+    """All cases of a test come together here, whichever of them are asked for."""
+    from tests import seeds
+
+    found = yield
+    marks = getattr(obj, "pytestmark", ())
+    if isinstance(found, list) and any(mark.name == "every_run" for mark in marks):
+        seeds.leave_to_slow_runs(found)
+    return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

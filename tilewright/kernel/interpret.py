@@ -565,13 +565,12 @@ class _Race:
     def judge(self, memory: Mapping[str, np.ndarray]) -> None:
         for name, writes in self.writes.items():
             owner = np.full(memory[name].size, -1, np.int64)
-            pairs = np.unique(np.concatenate([p for _, p in writes]), axis=0)
-            twice = pairs[1:, 0] == pairs[:-1, 0]
-            if twice.any():
+            pairs = np.concatenate([p for _, p in writes])
+            owner[pairs[:, 0]] = pairs[:, 1]
+            if (owner[pairs[:, 0]] != pairs[:, 1]).any():
                 raise RunError(
                     f"two iterations of parallel {self.loop} write one cell: {writes[0][0]()}"
                 )
-            owner[pairs[:, 0]] = pairs[:, 1]
             for what, p in self.reads.get(name, []):
                 if ((owner[p[:, 0]] >= 0) & (owner[p[:, 0]] != p[:, 1])).any():
                     who = f"an iteration of parallel {self.loop}"
