@@ -15,6 +15,8 @@ _cache = tempfile.TemporaryDirectory(prefix="tilewright-tests-")
 os.environ["TILEWRIGHT_CACHE_DIR"] = _cache.name
 # Dynamo would look for garbage after each trace.
 os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"
+# Torch's threads sleep between its operators: one that spins takes the core of another worker.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Some dozens of processes import the source tree: as an installed package, with bytecode files.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 sys.dont_write_bytecode = False
@@ -82,7 +84,8 @@ def pytest_collection_finish() -> None:
     # What is imported by now lives as long as the process: the collector need not look at it.
     gc.freeze()
     gc.enable()
-    gc.set_threshold(20_000, *gc.get_threshold()[1:])  # compilers make many objects that stay
+    # Compilers make many objects that stay: with 20,000 a twentieth of a run was spent on looking.
+    gc.set_threshold(100_000, *gc.get_threshold()[1:])
 
 
 @pytest.hookimpl(tryfirst=True)
