@@ -283,7 +283,7 @@ class Machine:
             return cells
         for k, (x, size) in enumerate(zip(index, a.shape, strict=True)):
             bad = outside(x, size)
-            if bad.any():
+            if np.count_nonzero(bad):
                 bad = np.broadcast_to(bad, (n,))
                 what, where = _cell_text(name, at), _places(ev.points, bad)
                 raise RunError(f"{stage}: {what} writes outside axis {k - own} of {size}{where}")
@@ -517,7 +517,7 @@ class _Reader(Evaluator):
                 continue
             x = np.asarray(x)
             bad = outside(x, n)
-            if bad.any():
+            if np.count_nonzero(bad):  # `any` goes through Python once more
                 bad = bad & self.mask
                 if np.any(bad):
                     where = _places(self.points, np.asarray(bad))

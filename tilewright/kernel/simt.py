@@ -504,7 +504,7 @@ class _Block:
         out = np.zeros(len(who), np.int64)
         for k, (x, size) in enumerate(zip(index, shape, strict=True)):
             odd = outside(x, size)
-            if odd.any():
+            if np.count_nonzero(odd):
                 bad = np.flatnonzero(odd & mask)
                 if bad.size:
                     at = f"index {int(x[bad[0]])} in {self.thread(who[bad[0]])}"
