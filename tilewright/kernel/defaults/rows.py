@@ -38,7 +38,7 @@ from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
-from tilewright.kernel.steps.vectorize import Vectorize
+from tilewright.kernel.steps.vectorize import MAX_LANES, Vectorize
 
 
 def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
@@ -170,7 +170,7 @@ def _columns(s: Scheduler, stage: str, host: str) -> None:
     s.do(Split(last, lanes))
     s.do(ComputeAt(stage, f"{last}.0"))
     for outer, part in zip([stage, *inner], inner, strict=False):
-        s.attempt(ComputeAt(part, s.reduced(outer)[0].name))
+        s.attempt(ComputeAt(part, s.reduced(outer)[-1].name))
     deepest = inner[-1] if inner else stage
     work = work_per_point(s, deepest) * points(s, deepest)
     if not ragged:
@@ -196,6 +196,7 @@ def _side_by_side(s: Scheduler, stage: str, path: list[Loop]) -> int:
         return lanes
     size = s.nest.buffer(stage).dtype.bits
     most = max(lanes, s.target.lanes(max(size, 32)) * (s.target.vector_registers // 2))
+    most = min(most, MAX_LANES)
     extent = path[-1].extent
     others = 1
     for p in path[:-1]:
