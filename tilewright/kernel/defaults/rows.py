@@ -11,10 +11,11 @@ from tilewright.ir.expr import Load
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.cascades import cascade, cascades, fuse_reduced
 from tilewright.kernel.defaults.cases import cases_in_row
-from tilewright.kernel.defaults.maps import schedule_alone
+from tilewright.kernel.defaults.maps import must_divide, schedule_alone
 from tilewright.kernel.defaults.result_tiles import tile_results
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
+    USUAL,
     Scheduler,
     accesses,
     can_fuse,
@@ -182,6 +183,8 @@ def _columns(s: Scheduler, stage: str, host: str) -> None:
         reduction_lanes(s, part, lanes)
     s.attempt(Vectorize(f"{last}.1"))
     for j in range(len(path) - 2):
+        if j and j == len(path) - 3 and must_divide(s, host):
+            break
         s.attempt(Fuse(s.path(host)[0].name, s.path(host)[1].name, f"{host}.o{j}"))
     top = f"{last}.0" if len(path) == 1 else s.path(host)[0].name
     if s.loops(top):
@@ -200,7 +203,7 @@ def _side_by_side(s: Scheduler, stage: str, path: list[Loop]) -> int:
     extent = path[-1].extent
     others = 1
     for p in path[:-1]:
-        others *= p.extent if isinstance(p.extent, int) else 1
+        others *= p.extent if isinstance(p.extent, int) else USUAL
     while (
         isinstance(extent, int)
         and 2 * lanes <= most
