@@ -29,11 +29,10 @@ from tilewright.ir.polynomial import (
     known_lt,
     known_ne,
     linear,
-    maximum,
-    minimum,
     mod,
     nonneg,
     only_atom,
+    quo,
     remembered,
     symbols,
 )
@@ -116,6 +115,28 @@ def as_int(s: Sym) -> Int:
 
 def ceildiv(a: Dim, n: Dim) -> Dim:
     return floordiv(a + n - 1, n)
+
+
+@remembered
+def minimum(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    if known_le(a, b):
+        return a
+    if known_le(b, a):
+        return b
+    return from_atom(quo("min", *sorted((a, b), key=str)))
+
+
+@remembered
+def maximum(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    if known_le(a, b):
+        return b
+    if known_le(b, a):
+        return a
+    return from_atom(quo("max", *sorted((a, b), key=str)))
 
 
 # ---- traversal
