@@ -27,7 +27,6 @@ from tilewright.ops.arranged import Order, arranged, inverse, reordered
 from tilewright.ops.layout import relayout
 from tilewright.ops.views import Permute, permute, reshape
 
-
 # Channels that make vectors where pixels are gathered; of fewer, pixels are lanes.
 FEWEST = 8
 
