@@ -16,7 +16,7 @@ import torch.fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tilewright.capture.torch.captured import Captured
-from tilewright.driver.torch.fast import label
+from tilewright.driver.torch.tensors import label
 from tilewright.graph.memory import ALIGNMENT
 
 # Of a tensor in a list that a function looks at: the list's, the variable's, and the counter's own.
