@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 import tilewright as tw
 from tests.seeds import crossed, drawn, every_run, named
+from tilewright.driver.looking import explain
 from tilewright.graph import key_blocks
 from tilewright.ir.target import Target
 from tilewright.targets import default
@@ -33,6 +34,12 @@ def compiled(f: Function, *args: torch.Tensor) -> tuple[torch.Tensor, str]:
     top = torch.where(known, exact, 0.0).abs().max().item()
     assert error <= 2 * own + 4 * torch.finfo(got.dtype).eps * top, (error, own)
     return got, report(fast)
+
+
+@pytest.fixture(autouse=True)
+def no_roofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast kernels could be is nothing that these tests look at, and a tenth of their time."""
+    monkeypatch.setattr(explain, "roofed", lambda *_: [])
 
 
 def report(fast: Any) -> str:
