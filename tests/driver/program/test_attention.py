@@ -38,7 +38,7 @@ def compiled(f: Function, *args: torch.Tensor) -> tuple[torch.Tensor, str]:
 
 @pytest.fixture(autouse=True)
 def no_roofs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How fast kernels could be is nothing that these tests look at, and a tenth of their time."""
+    """How fast kernels could be is nothing that these tests look at, and takes time to estimate."""
     monkeypatch.setattr(explain, "roofed", lambda *_: [])
 
 
