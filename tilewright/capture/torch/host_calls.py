@@ -188,10 +188,15 @@ class HostCalls:
     # ---- checks
 
     def check_errors(self, n: torch.fx.Node) -> Any:
-        """torch's own sentence where a factorisation failed; the order token passes through."""
-        token, _, info, name = n.args
-        assert isinstance(token, torch.fx.Node) and isinstance(info, torch.fx.Node)
+        """torch's own sentence where a factorisation failed; the order token passes through, where
+        AOTAutograd gave one."""
+        info, name = n.args[-2:]
+        assert isinstance(info, torch.fx.Node)
         self.add_check(self.env[info], str(name), bool(n.kwargs["is_matrix"]), place_of(n))
+        if n.target is CHECK_ERRORS:
+            return None
+        token = n.args[0]
+        assert isinstance(token, torch.fx.Node)
         # At run time the token is None, whatever torch's fake of it looks like.
         argument = self.argument_of.get(token)
         return (
