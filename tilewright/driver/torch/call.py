@@ -19,10 +19,8 @@ from tilewright.driver.torch.fast import (
     Hold,
     Writer,
     direct_call,
-    draw_seed,
     fast_call,
     is_plain,
-    label,
     slots_of,
 )
 from tilewright.driver.torch.filled import require_apart, require_like, updates_of
@@ -37,6 +35,7 @@ from tilewright.driver.torch.segment_runner import (
 from tilewright.driver.torch.sizes import binders, known_strides
 from tilewright.driver.torch.spent import set_apart, spent_inputs
 from tilewright.driver.torch.staged import Stages, can_be_staged
+from tilewright.driver.torch.tensors import draw_seed, label
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import require_elements
 from tilewright.graph.specialise import specialise

@@ -16,13 +16,21 @@ import torch.fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tilewright.capture.torch.captured import Captured
-from tilewright.driver.torch.fast import label
+from tilewright.driver.torch.tensors import label
 from tilewright.graph.memory import ALIGNMENT
 
-# Of a tensor in a list that a function looks at: the list's, the variable's, and the counter's own.
-_REFERENCES = 3
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _storages = torch._C._storage_Use_Count
+
+
+def _references(args: list[Any]) -> int:
+    """To the first argument, counted as `apart` below counts them: how many belong to a variable or
+    to a call differs between versions of Python."""
+    x = args[0]
+    return getrefcount(x)
+
+
+_ALONE = _references([torch.empty(1)])  # of a tensor that only its list refers to
 
 
 def spent_arguments(gm: torch.fx.GraphModule, meta: Any) -> tuple[int, ...]:
@@ -64,7 +72,7 @@ def set_apart(positions: Sequence[int]) -> Callable[[list[Any]], None]:
         for k in positions:
             x = args[k]
             if (
-                getrefcount(x) > _REFERENCES
+                getrefcount(x) > _ALONE
                 or x._use_count() > 1
                 or _storages(x.untyped_storage()._cdata) > 2  # the tensor, and what counts
                 or x.data_ptr() % ALIGNMENT
