@@ -18,6 +18,8 @@ from torch._dynamo.utils import get_metrics_context
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import CompileContext, TracingContext
+from torch._higher_order_ops.effects import has_effects
+from torch._ops import OpOverload
 
 from tilewright import targets
 from tilewright.base import knobs
@@ -240,7 +242,7 @@ class Session:
             strides=self._kept_strides.get(compilation) if kind == "backward" else None,
             device=device,
         )
-        if plain is not None and captured.host_calls:
+        if plain is not None and not all(map(_is_theirs, captured.host_calls)):
             return None
         if kind == "forward":
             self._checked_indices[compilation] = captured.checked_indices
@@ -428,6 +430,15 @@ class Session:
             guard=guard,
             remedy=change.remedy if change is not None else None,
         )
+
+
+def _is_theirs(call: HostCall) -> bool:
+    """Is it a call that AOTAutograd would leave as it is: of a library, or of the user's operator
+    whose calls need no order?"""
+    named, own = call.function, ("aten", "prims", "prim")
+    if isinstance(named, OpOverload) and named.namespace not in own:
+        return not has_effects(named)
+    return bool(call.library) or call.trim
 
 
 def break_event(reason: str, where: object, prefix: str = "") -> Event:
