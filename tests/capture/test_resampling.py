@@ -38,6 +38,20 @@ def judged(f: Callable[..., Any], *inputs: Tensor) -> Any:
     return compiled
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 20, 33), slow((1, 9, 12, 10))])
+@pytest.mark.parametrize("order", [torch.contiguous_format, slow(torch.channels_last)])
+def test_bytes_are_resized_to_the_nearest_number(
+    shape: tuple[int, ...], order: torch.memory_format
+) -> None:
+    x = torch.randint(0, 256, shape, dtype=torch.uint8).to(memory_format=order)
+    f = lambda x: F.interpolate(x, (31, 17), mode="bilinear")  # noqa: E731
+    compiled = tw.compile(f)
+    found, exact = compiled(x), f(x.double())
+    assert found.dtype is torch.uint8 and found.stride() == f(x).stride()
+    assert float((found - exact).abs().max()) < 0.501
+    assert not tw.explain(compiled).checks
+
+
 @pytest.mark.parametrize(
     ("mode", "shape", "options"),
     [

@@ -156,3 +156,26 @@ def test_tiles_are_carried_back_in_a_kernel_of_their_own() -> None:
     fused = fuse(Winograd().apply(after, Log()), TARGET, Log())
     kinds = [c.kind for c in fused.clusters if any(n.op.name == "winograd_output" for n in c.nodes)]
     assert kinds == ["map"]
+
+
+@pytest.mark.parametrize("channels, stored", [(16, True), (3, False)])
+def test_resized_images_stay_with_channels_last(channels: int, stored: bool) -> None:
+    x = build.permute(arg("x", 2, 5, 6, channels), (0, 3, 1, 2))
+    y = build.upsample_linear(build.exp(x), (9, 7), False)
+    before, after = turned(build.permute(y, (0, 2, 3, 1)))
+    assert (after.outputs[0].op.name != "permute") == stored
+    assert (count(after, "arranged") > 0) == stored
+    same(before, after)
+
+
+def test_an_image_in_torchs_order_is_resized_as_it_lies() -> None:
+    before, after = turned(build.upsample_linear(arg("x", 2, 16, 5, 6), (9, 7), False))
+    assert after is before
+
+
+def test_the_order_spreads_through_resizing_between_convolutions() -> None:
+    x = conv(arg("x", 1, 3, 8, 8), weight("w", 16, 3, 3, 3))
+    y = conv(build.upsample_linear(x, (12, 12), True), weight("v", 16, 16, 3, 3))
+    before, after = turned(y)
+    assert count(after, "take") == 0  # all of them are turned
+    same(before, after)

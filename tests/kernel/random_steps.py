@@ -54,6 +54,7 @@ from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.retype import Retype
 from tilewright.kernel.steps.reverse_compute_at import ReverseComputeAt
 from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.scan_lanes import ScanLanes
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.slide import Slide
 from tilewright.kernel.steps.split import Split
@@ -175,6 +176,10 @@ def _vectorize(n: Nest, rng: random.Random) -> Step:
 
 def _unroll(n: Nest, rng: random.Random) -> Step:
     return Unroll(_innermost(n, rng), rng.random() < 0.3)
+
+
+def _scan_lanes(n: Nest, rng: random.Random) -> Step:
+    return ScanLanes(_innermost(n, rng))
 
 
 def _peel(n: Nest, rng: random.Random) -> Step | None:
@@ -454,6 +459,7 @@ _TABLE: list[tuple[Maker, int]] = [
     (_parallel, 3),
     (_vectorize, 5),
     (_unroll, 3),
+    (_scan_lanes, 1),
     (_peel, 5),
     (_compute_at, 7),
     (_compute_with, 5),

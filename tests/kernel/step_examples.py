@@ -405,6 +405,15 @@ group matrices
   s[s.i0,s.i1] add= a[s.i0,s.r0] * b[s.r0,s.i1] for s.i0 in 4, s.i1 in 6, s.r0 in 10 from 0.0
   y[y.i0,y.i1] = exp(s[y.i0,y.i1]) for y.i0 in 4, y.i1 in 6
 """
+SUMS_SO_FAR = """
+group running
+  in x: f32[3,22]
+  out y: f32[3,22]
+  local s: f32[3,22]
+  s[s.i0,s.i1] = select(#(s.i1) > 0, s[s.i0,s.i1-1] + x[s.i0,s.i1], x[s.i0,s.i1]) \
+for s.i0 in 3, s.i1 in 22 in order
+  y[y.i0,y.i1] = s[y.i0,y.i1] * 2.0 for y.i0 in 3, y.i1 in 22
+"""
 POOLED = """
 group pooled
   in x: f32[7,9]
@@ -431,6 +440,8 @@ EXAMPLES = {
     "vectorize-masked": (SYMBOLIC, "Split('y.i0', 4)", "Vectorize('y.i0.1', masked=True)"),
     "vectorize-around": (COLUMNS, "InitAt('s', 's.i0')", "Vectorize('s.i0')"),
     "vectorize-reduction": (SUM, "Split('s.r0', 8)", "Vectorize('s.r0.1')"),
+    "scan-lanes": (SUMS_SO_FAR, "Split('s.i1', 4)\nPeel('s.i1.0')", "ScanLanes('s.i1.1')"),
+    "scan-lanes-from": (SCAN, "Split('s.i1', 4)\nPeel('s.i1.0')", "ScanLanes('s.i1.1')"),
     "unroll": (GRID, "", "Unroll('y.i1')"),
     "unroll-guarded": (SYMBOLIC, "Split('y.i0', 4)", "Unroll('y.i0.1', guarded=True)"),
     "peel": (MAP, "Split('y.i0', 16)", "Peel('y.i0.0')"),
@@ -537,6 +548,11 @@ EXAMPLES = {
         COPIED,
         "ComputeAt('t', 'y.i1')\nSplit('t.i2', 8)\nVectorize('t.i2.1')\nSplit('y.r0', 10)",
         "Prefetch('x', 'y.i1', 1, 'y.r0.0', 2)",
+    ),
+    "prefetch-rows": (
+        SUM,
+        "Split('s.r0', 16)\nReorder(('s.r0.0', 's.i0', 's.r0.1'))",
+        "Prefetch('x', 's.r0.0', 1, 's.r0.0')",
     ),
     "prefetch-copy-named": (NAMED, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')"),
     "pragma": (MAP, "", "Pragma('y.i0', 'unroll', 4)"),

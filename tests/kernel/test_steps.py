@@ -170,6 +170,8 @@ REFUSALS = [
     (DIAGONAL, "", "Vectorize('s.i0')", "s.i0 carries a dependence: an iteration of s.i0 reads s"),
     (TRIANGLE, "Trim('s.r0')", "Vectorize('s.i0')", "the extent of s.r0 differs per lane"),
     (TWO, "ComputeAt('t', 'y.i0')", "Vectorize('y.i0')", "t is allocated per lane"),
+    (MAP, "Split('y.i0', 4)", "ScanLanes('y.i0.1')", "is not around one store that carries"),
+    (SYMBOLIC, "", "ScanLanes('y.i0')", "not a constant"),
     (SYMBOLIC, "", "Unroll('y.i0')", "not a constant"),
     (MAP, "", "Unroll('y.i0')", "100 copies are too many"),
     (GRID, "", "Peel('y.i0')", "y.i0 has no ragged tail"),

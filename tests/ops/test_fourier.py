@@ -47,6 +47,7 @@ def test_transforms(n: int) -> None:
 
 def test_few_passes() -> None:
     assert [_radices(n) for n in (512, 1024, 96, 13)] == [(8, 8, 8), (4, 4, 8, 8), (4, 8, 3), None]
+    assert [_radices(n, 1) for n in (64, 512, 96)] == [(16, 4), (16, 4, 8), (4, 8, 3)]
 
 
 def spectrum(rows: int, n: int) -> Sequence[np.ndarray]:

@@ -2,17 +2,22 @@
 
 Vectors run along channels: with a pixel's channels adjacent in memory, whole vectors are what a
 contraction reads, adds up and stores. The order spreads from convolutions through everything that
-does not mix axes (maps, padding, pooling, normalisation); conversions stand at the edges.
+does not mix axes (maps, padding, pooling, resizing, normalisation); conversions stand at the edges.
+It spreads, too, from where pixels are gathered out of an image that lies so already: vectors along
+pixels would collect it element by element.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.base.events import Log
-from tilewright.graph.classify import contraction, facts
+from tilewright.graph.classify import Facts, contraction, facts
 from tilewright.graph.decompose import Decompose
 from tilewright.ir import dim as D
+from tilewright.ir import expr as E
+from tilewright.ir.expr import Load, Reduce, Tensor, Value
 from tilewright.ir.maps import Map
 from tilewright.ir.node import Graph, Node, node
 from tilewright.ir.passes import Pass, of_target
@@ -21,6 +26,9 @@ from tilewright.ir.types import TensorType, f32
 from tilewright.ops.arranged import Order, arranged, inverse, reordered
 from tilewright.ops.layout import relayout
 from tilewright.ops.views import Permute, permute, reshape
+
+# Channels that make vectors where pixels are gathered; of fewer, pixels are lanes.
+FEWEST = 8
 
 
 def multiplied(t: Target) -> tuple[str, ...]:
@@ -62,7 +70,9 @@ def _spread(graph: Graph, dtypes: tuple[str, ...] | None) -> set[Node]:
     """Values to be stored with channels last."""
     nodes = graph.nodes()
     stack = [n for n in nodes if _is_seed(n) and _keeps_apart(n)]
-    if dtypes is not None:
+    if dtypes is None:
+        stack += [n for n in nodes if _gathers_pixels(n) and _keeps_apart(n)]
+    else:
         stack += [n for n in nodes if _has_filters(n) and _keeps_apart(n)]
         stack = [n for n in stack if n.inputs[0].dtype.name in dtypes]
     last: set[Node] = set()
@@ -86,10 +96,61 @@ def _is_seed(n: Node) -> bool:
     return c is not None and c.lane == 1 and n.rank >= 3 and n.rank - 1 in c.rows
 
 
+def _gathers_pixels(n: Node) -> bool:
+    """Does it read pixels at places that are data, of an image that lies with channels last?"""
+    if not isinstance(n.type, TensorType) or n.rank < 4 or not any(map(_lies_last, n.inputs)):
+        return False
+    if D.bounds(n.shape[1])[0] < FEWEST:
+        return False
+    f = facts(n)
+    return any(
+        len(a.index) == n.rank
+        and _lies_last(n.inputs[a.operand])
+        and any(D.data_values(i) for i in a.index[2:])
+        for a in f.accesses
+    )
+
+
+def _lies_last(x: Node) -> bool:
+    """Is it an image with channels last in another order, perhaps after elementwise work?"""
+    while x.inputs and x.rank >= 3 and x.op.elementwise:
+        wide = [y for y in x.inputs if y.shape == x.shape]
+        if len(wide) != 1:
+            return False
+        x = wide[0]
+    return isinstance(x.op, Permute) and x.op.perm == inverse(order_of(x.rank))
+
+
+def _places(f: Facts) -> set[Tensor]:
+    """Operands that only say where others are read."""
+    inside = {v for a in f.accesses for i in a.index for v in D.data_values(i)}
+    said = {x.source for v in inside for x in (v, *E.loads(v)) if isinstance(x, Load)}
+    body = f.outputs[0].body if f.outputs else None
+    plain = set() if body is None else {x.source for x in _outside(body)}
+    return {x for x in f.inputs if x in said and x not in plain}
+
+
+def _outside(body: Value) -> Iterator[Load]:
+    """What a value reads, without what indices read."""
+    stack, seen = [body], set[Value]()
+    while stack:
+        v = stack.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        if isinstance(v, Load):
+            yield v
+        elif isinstance(v, Reduce):
+            stack.append(v.body)
+        else:
+            stack += v.args
+
+
 def _keeps_apart(n: Node) -> bool:
     """Is axis k of every operand of the result's rank read along axis k of the result alone?
 
-    What is summed over may be added to any axis, as windows do.
+    What is summed over may be added to any axis, as windows do. Places of what is read may be data
+    of an operand of their own.
     """
     if not isinstance(n.type, TensorType) or n.rank < 3 or not n.inputs:
         return False
@@ -100,8 +161,10 @@ def _keeps_apart(n: Node) -> bool:
         return False
     if f.kind == "contract" and not _is_seed(n) and not _has_filters(n):
         return False  # a matrix product has its own rows and columns
-    out = f.outputs[0].axes
+    out, places = f.outputs[0].axes, _places(f)
     for a in f.accesses:
+        if f.inputs[a.operand] in places and len(a.index) != n.rank:
+            continue
         if len(a.index) != n.rank or f.inputs[a.operand].rank != n.rank:
             if f.kind == "map" and f.pointwise:
                 continue
@@ -110,8 +173,6 @@ def _keeps_apart(n: Node) -> bool:
             continue
         for k, i in enumerate(a.index):
             if any(s in out and s is not out[k] for s in D.symbols(i)):
-                return False
-            if any(True for _ in D.data_values(i)):
                 return False
     return True
 

@@ -236,12 +236,15 @@ def evaluate(
         memo = {}
     elif x in memo:
         return memo[x]
-    total: Any = 0
+    # Neither times 1 nor plus 0: with arrays each of them is one more array.
+    total: Any = None
     for mono, c in x.terms:
-        p: Any = c
+        p: Any = c if c != 1 or not mono else None
         for a in mono:
-            p = p * _eval_atom(a, env, on_data, memo)
-        total = total + p
+            v = env[a.name] if type(a) is Sym else _eval_atom(a, env, on_data, memo)
+            p = v if p is None else p * v
+        total = p if total is None else total + p
+    total = 0 if total is None else total
     memo[x] = total
     return total
 

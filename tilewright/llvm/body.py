@@ -18,6 +18,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel.atomic import in_one
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal import check_legal
+from tilewright.kernel.legal.accesses import EDGES
 from tilewright.kernel.legal.interleave import is_interleaved
 from tilewright.kernel.legal.lanes import vector_lanes
 from tilewright.kernel.legal.masks import is_likely
@@ -35,6 +36,7 @@ from tilewright.kernel.nest import (
     Store,
     While,
 )
+from tilewright.kernel.scans import SCAN, scan_of
 from tilewright.llvm.accesses import Accesses
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.atomics import Atomics
@@ -152,6 +154,8 @@ class Body:
             self.machine.bound(s)
         elif hi is None and s.extent == 1:
             self.iteration(s, 0)
+        elif hi is None and dict(s.pragmas).get(SCAN) and self._scanned(s):
+            return
         elif hi is None and D.bounds(s.extent) == (0, 1):
             there = self.writer.put(f"icmp sgt i64 {self.indices.dim(s.extent)}, 0")
             self.writer.branch(there, lambda: self.iteration(s, 0))
@@ -220,6 +224,21 @@ class Body:
         c.hints = frozenset(key for key, value in s.pragmas if value)
         self.iteration(s, LANE if width > 1 else 0)
         c.lane = None
+
+    def _scanned(self, s: Loop) -> bool:
+        """A scan whose elements are lanes; False where it is a plain loop after all."""
+        c, width, store = self.context, s.extent, s.body[0]
+        if c.lane is not None or c.under or not isinstance(width, int) or len(s.body) != 1:
+            return False
+        found = scan_of(store, s.var) if isinstance(store, Store) else None
+        if found is None:
+            return False
+        assert isinstance(store, Store)
+        c.lane, c.hints, c.env[s.var] = (s.var, width), frozenset({EDGES}), LANE
+        done = self.stores.scanned(store, found)
+        c.lane = None
+        del c.env[s.var]
+        return done
 
     def _prefetches(self, asks: Sequence[Prefetch]) -> None:
         for x in asks if self.traits.prefetches else ():

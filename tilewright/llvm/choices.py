@@ -42,7 +42,7 @@ class Choices:
             found = self._load_or_zero(v.args[1], condition, w)
             if found is not None:
                 return found
-        if EDGES in c.hints and _between(condition) and self.loads.is_neighbours(v.args[1], w):
+        if EDGES in c.hints and _between(condition) and self.loads.direction(v.args[1], w):
             return self._load_inside(v, condition, w)
         return None
 
@@ -97,7 +97,7 @@ class Choices:
         assert isinstance(x, Load)
         b = self.c.buffers[str(x.source)]
         ends = [self.c.with_lane(k, lambda: values.value(condition, True)) for k in (0, w - 1)]
-        inside = self._there(b, x.index, w, ends)
+        inside = self._there(b, x.index, w, ends, backward=self.loads.direction(x, w) < 0)
 
         def slow() -> str:
             c, other = values.lanes_of(condition, True), values.lanes_of(v.args[2], True)
@@ -108,21 +108,28 @@ class Choices:
         return self.w.either(inside, t, lambda: self.loads.at(b, x.index, w), slow)
 
     def _there(
-        self, b: Buffer, index: tuple[Dim, ...], w: int, tests: list[str], along: bool = True
+        self,
+        b: Buffer,
+        index: tuple[Dim, ...],
+        w: int,
+        tests: list[str],
+        along: bool = True,
+        backward: bool = False,
     ) -> str:
         """Do conditions hold, and is a vector in its buffer, also along its lanes if that is asked?
         A choice around this one may be what says so, and its other side is chosen where it is
-        not."""
+        not. `backward`: its last lane is the first in memory."""
         put, dim = self.w.put, self.addresses.indices.dim
+        low, high = (w - 1, 0) if backward else (0, w - 1)
         assert self.c.lane is not None
         for i, n in zip(index, b.shape, strict=True):
             if not along and self.c.lane[0] in D.symbols(i):
                 continue
             if not D.nonneg(i):
-                first = self.c.with_lane(0, lambda i=i: dim(i))
+                first = self.c.with_lane(low, lambda i=i: dim(i))
                 tests.append(put(f"icmp sge i64 {first}, 0"))
             if not D.known_lt(i, n):
-                last = self.c.with_lane(w - 1, lambda i=i: dim(i))
+                last = self.c.with_lane(high, lambda i=i: dim(i))
                 tests.append(put(f"icmp slt i64 {last}, {dim(n)}"))
         return reduce(lambda x, y: put(f"and i1 {x}, {y}"), dict.fromkeys(tests))
 

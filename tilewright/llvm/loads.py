@@ -53,15 +53,21 @@ class Loads:
 
     def is_neighbours(self, v: Value, w: int) -> bool:
         """Is it a read of as many neighbours in memory?"""
+        return self.direction(v, w) == 1
+
+    def direction(self, v: Value, w: int) -> int:
+        """1 for a read of as many neighbours in memory, -1 if the last comes first, 0 for any other
+        value."""
         if (
             not isinstance(v, Load)
             or v.source in self.c.lets  # a register
             or w == 1
             or any(True for i in v.index for _ in D.data_values(i))
         ):
-            return False
+            return 0
         b = self.c.buffers[str(v.source)]
-        return self.indices.terms(self.addresses.linear(b, v.index))[2] == b.unit
+        step = self.indices.terms(self.addresses.linear(b, v.index))[2]
+        return 1 if step == b.unit else -1 if step == -b.unit else 0
 
     def _let(self, v: Load) -> str:
         """What a let was set to."""

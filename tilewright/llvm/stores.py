@@ -10,6 +10,7 @@ from tilewright.ir.dim import Dim
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal.accesses import ADJACENT
 from tilewright.kernel.nest import Loop, Store
+from tilewright.kernel.scans import Scan, nothing
 from tilewright.llvm.accesses import Accesses
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import LANE, Context
@@ -107,6 +108,33 @@ class Stores:
             self.accesses.raw_store(b, x, self.addresses.first(b, lin), w)
 
         self.w.branch(self.addresses.adjacent(b, lin, w), whole, each)
+
+    # ---- lanes that carry something from one to the next
+
+    def scanned(self, s: Store, scan: Scan) -> bool:
+        """Each lane gets what those before it have, too; False (and nothing is written) where the
+        elements of a row are no neighbours in memory."""
+        if s.buffer in self.c.lets:
+            return False
+        b, w, d = self.c.buffers[s.buffer], self.c.width, s.value.dtype
+        lin = self.addresses.linear(b, s.index)
+        start, terms, lane = self.addresses.indices.terms(lin)
+        if lane != b.unit or b.pointer:
+            return False
+        t, name = register_type(d), scan.function
+        filled, v = self.arith.const(nothing(name, d), d, w), vector(t, w)
+        x, step = self.values.lanes_of(scan.value), 1
+        while step < w:
+            pick = (*range(w, w + step), *range(w - step))
+            mask = ", ".join(f"i32 {k}" for k in pick)
+            moved = self.put(f"shufflevector {v} {x}, {v} {filled}, <{w} x i32> <{mask}>")
+            x, step = self.arith.combine(name, d, w, [moved, x]), 2 * step
+        carried = self.c.with_lane(0, lambda: self.values.value(scan.before))
+        x = self.arith.combine(name, d, w, [self.arith.splat(carried, t, w), x])
+        align = self.addresses.alignment(b, lin, w)
+        self.accesses.store(b, x, self.addresses.pointer(b, start, terms), w, None, align)
+        self.c.touch(s)
+        return True
 
     # ---- lanes that are chosen
 

@@ -129,6 +129,7 @@ class Cumprod(_Cumulative):
 class Logcumsumexp(_Cumulative):
     """log(cumsum(exp(x))), each step relative to the larger of the two: nothing overflows."""
 
+    doubled: ClassVar[bool] = True
     kinds: ClassVar[str] = "f"
 
     @staticmethod
@@ -138,8 +139,9 @@ class Logcumsumexp(_Cumulative):
         return select(same, x, fn("max", x, before) + more)
 
     def reference(self, x: np.ndarray) -> np.ndarray:
+        wide = x.astype(np.float64) if x.dtype == np.float32 else x
         with np.errstate(all="ignore"):
-            return np.logaddexp.accumulate(x, axis=self.axis) if x.ndim else x
+            return np.logaddexp.accumulate(wide, axis=self.axis).astype(x.dtype) if x.ndim else x
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -9,6 +9,10 @@ the next one reads them, so that after the last all are in order and nothing is 
 Axes after the transformed one are part of q. A complex tensor is its two parts; a pass gives both
 as one tensor. Lengths with a large prime factor are transformed through a convolution of a length
 that has none (Bluestein), short ones by a product with the matrix of all turns.
+
+An even number n of real elements, or the half of a spectrum that stands for real results, takes one
+transform of n / 2: neighbours are the two parts of one complex number, and `FourierHalves` comes
+after it, or before it.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tilewright.base.errors import require
+from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value
@@ -30,12 +35,15 @@ from tilewright.ops.creation import full
 from tilewright.ops.elementwise import add, mul, sub
 from tilewright.ops.linear import matmul
 from tilewright.ops.samples import case, normal
-from tilewright.ops.views import reshape, slice
+from tilewright.ops.views import concat, reshape, slice, unsqueeze
 
 # Other prime factors than two that passes take apart.
 ODD = (3, 5, 7)
 # Lengths with a larger one are one product with a matrix up to this length.
 SHORT = 128
+# Elements that make whole vectors. The first pass of shorter rows takes as many apart, so that all
+# later ones have them.
+WIDE = 16
 Part = Value | None  # None is zero
 Pair = tuple[Part, Part]
 Complex = tuple[Node, Node | None]
@@ -208,6 +216,70 @@ class FourierPass(Op):
         yield case(cls(5, 2, True, False, 2, 3), x[:, :7], turns(5, 2, True))
 
 
+@operator
+class FourierHalves(Op):
+    """What element k of a spectrum and element m - k have to do with each other, where they belong
+    to one of twice the length: […, m, q] or […, m + 1, q], both parts, becomes […, 2, count, q].
+
+    The third operand, [5, count], has what the sums and differences of the two elements a and b are
+    multiplied by:
+
+        re[k] = t[0] * (a.re + b.re) + t[1] * (a.im + b.im) + t[2] * (a.re - b.re)
+        im[k] = t[3] * (a.im - b.im) + t[2] * (a.im + b.im) + t[4] * (a.re - b.re)
+    """
+
+    period: int
+    count: int
+
+    def infer(self, re: TensorType, im: TensorType, table: TensorType) -> TensorType:
+        require(
+            re == im and re.rank >= 2 and re.shape[-2] in (self.period, self.period + 1),
+            f"fourier_halves: {re!r} and {im!r} are not parts of {self.period} elements",
+        )
+        require(
+            0 < self.count <= self.period + 1 and table == TensorType(re.dtype, (5, self.count)),
+            f"fourier_halves: {table!r} is not [5, {self.count}]",
+        )
+        return TensorType(re.dtype, (*re.shape[:-2], 2, self.count, re.shape[-1]))
+
+    def compute(self, re: Tensor, im: Tensor, table: Tensor) -> Tensor:
+        m = self.period
+        again = D.known_eq(re.shape[-2], m)  # element m is element 0
+
+        def body(*i: Dim) -> Value:
+            *lead, part, k, q = i
+
+            def pair(x: Tensor) -> tuple[Value, Value]:
+                a, b, first = x[(*lead, k, q)], x[(*lead, m - k, q)], x[(*lead, 0, q)]
+                if again and self.count > m:
+                    a = E.select(E.index(k) < m, a, first)
+                return a, E.select(E.index(k) > 0, b, first) if again else b
+
+            (ar, br), (ai, bi) = pair(re), pair(im)
+            t = [table[j, k] for j in range(5)]
+            real = t[0] * (ar + br) + t[1] * (ai + bi) + t[2] * (ar - br)
+            other = t[3] * (ai - bi) + t[2] * (ai + bi) + t[4] * (ar - br)
+            return _cases(part, [real, other])
+
+        return E.compute((*re.shape[:-2], 2, self.count, re.shape[-1]), body, re.dtype)
+
+    def reference(self, re: np.ndarray, im: np.ndarray, table: np.ndarray) -> np.ndarray:
+        z = re.astype(np.float64) + 1j * im
+        at = np.arange(self.count)
+        a, b = (np.take(z, k % re.shape[-2], axis=-2) for k in (at, self.period - at))
+        plus, minus, t = a + b.conj(), a - b.conj(), table.astype(np.float64)[:, :, None]
+        real = t[0] * plus.real + t[1] * minus.imag + t[2] * minus.real
+        other = t[3] * plus.imag + t[2] * minus.imag + t[4] * minus.real
+        return np.stack([real, other], -3).astype(re.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield case(cls(6, 7), normal(2, 6, 3), normal(2, 6, 3, seed=1), normal(5, 7, seed=2))
+        yield case(cls(40, 40), normal(41, 1), normal(41, 1, seed=1), normal(5, 40), dtype=f64)
+        yield case(cls(40, 41), normal(3, 40, 1), normal(3, 40, 1, seed=1), normal(5, 41))
+        yield case(cls(1, 2), normal(1, 2), normal(1, 2, seed=1), normal(5, 2, seed=2))
+
+
 def _cases(at: Dim, values: list[Value]) -> Value:
     """The k-th value where the index is k: a schedule that unrolls the axis leaves one of them."""
     out = values[-1]
@@ -224,10 +296,10 @@ def _turns(radix: int, inner: int, forward: bool) -> np.ndarray:
     return np.stack([np.cos(angle), np.sin(angle)])
 
 
-def _radices(n: int) -> tuple[int, ...] | None:
+def _radices(n: int, trail: Dim = WIDE) -> tuple[int, ...] | None:
     """What the passes of a transform take apart, the first pass first: as few as there can be, and
-    powers of two before others, so that all later passes have whole vectors. None where a prime
-    factor is too large."""
+    powers of two before others, so that all later passes have whole vectors, of `trail` elements to
+    begin with. None where a prime factor is too large."""
     twos = (n & -n).bit_length() - 1
     rest, odd = n >> twos, []
     for r in reversed(ODD):
@@ -236,10 +308,17 @@ def _radices(n: int) -> tuple[int, ...] | None:
             odd.append(r)
     if rest != 1:
         return None
+    first: tuple[int, ...] = ()
+    if twos >= 6 and D.bounds(trail)[1] < WIDE:
+        twos, first = twos - 4, (WIDE,)
+    return (*first, *_of_twos(twos), *odd)
+
+
+def _of_twos(twos: int) -> tuple[int, ...]:
     eights, left = divmod(twos, 3)
     if left == 1 and eights:  # 4 * 4 instead of 8 * 2
-        return (4, 4, *[8] * (eights - 1), *odd)
-    return (*([1 << left] if left else []), *[8] * eights, *odd)
+        return (4, 4, *[8] * (eights - 1))
+    return (*([1 << left] if left else []), *[8] * eights)
 
 
 def fourier(
@@ -259,9 +338,10 @@ def fourier(
     before, after = re.shape[:axis], re.shape[axis + 1 :]
     trail = product(after)
     given = [reshape(x, (*before, x.shape[axis], trail)) for x in (re, im) if x is not None]
-    passes = _radices(n)
-    if passes is not None:
-        out = _by_passes(given, n, passes, forward, keep, real)
+    if _is_halved(given, n, forward, keep, real):
+        out = _of_real(given[0], n, keep) if len(given) == 1 else _to_real(given, n)
+    elif _radices(n) is not None:
+        out = _by_passes(given, n, forward, keep, real)
     elif n <= SHORT:
         out = _by_product(given, n, forward, keep, real)
     else:
@@ -278,11 +358,10 @@ def fourier_pass(
     return node(FourierPass(radix, inner, forward, len(given) == 2, parts, rows), *given, *turns)
 
 
-def _by_passes(
-    given: list[Node], n: int, passes: tuple[int, ...], forward: bool, keep: int, real: bool
-) -> list[Node]:
+def _by_passes(given: list[Node], n: int, forward: bool, keep: int, real: bool) -> list[Node]:
     *lead, _, trail = given[0].shape
-    axis = len(lead)
+    axis, passes = len(lead), _radices(n, trail)
+    assert passes is not None
     if n == 1:
         return given[:1] if real else [given[0], given[1] if len(given) == 2 else _zeros(given[0])]
     inner, done = n, 1
@@ -295,6 +374,47 @@ def _by_passes(
         ends = (inner, done * trail) if inner > 1 else (rows * (n // r), trail)
         given = [reshape(slice(both, axis, c, c + 1), (*lead, *ends)) for c in range(parts)]
     return [slice(x, axis, 0, keep) for x in given]
+
+
+def _is_halved(given: list[Node], n: int, forward: bool, keep: int, real: bool) -> bool:
+    """Is it a transform of real elements to half of their spectrum, or back?"""
+    if n % 2 or n < 4 or _radices(n // 2) is None:
+        return False
+    if len(given) == 1:
+        return forward and not real and keep <= n // 2 + 1 and given[0].shape[-2] == n
+    return not forward and real and keep == n and given[0].shape[-2] == n // 2 + 1
+
+
+def _of_real(x: Node, n: int, keep: int) -> list[Node]:
+    """Half of the spectrum of n real elements: neighbours are parts of one complex number."""
+    *lead, _, trail = x.shape
+    m, axis = n // 2, len(lead)
+    apart = reshape(x, (*lead, m, 2, trail))
+    pair = [reshape(slice(apart, axis + 1, c, c + 1), (*lead, m, trail)) for c in range(2)]
+    z = _by_passes(pair, m, True, m, False)
+    angle = np.arange(keep) * (-2 * np.pi / n)
+    cos, sin, half = np.cos(angle) / 2, np.sin(angle) / 2, np.full(keep, 0.5)
+    return _halves(z, m, np.stack([half, cos, sin, half, -cos]))
+
+
+def _to_real(y: list[Node], n: int) -> list[Node]:
+    """The real part of the transform of the first n / 2 + 1 elements of a spectrum, back."""
+    *lead, _, trail = y[0].shape
+    m, axis = n // 2, len(lead)
+    angle = np.arange(m) * (2 * np.pi / n)
+    cos, sin, half = np.cos(angle) / 2, np.sin(angle) / 2, np.full(m, 0.5)
+    table = np.stack([half, -cos, -sin, half, cos])
+    table[:, 0] = (1, 0, 0, 0, 1)  # of the first element and the one in the middle, the real parts
+    z = _by_passes(_halves(y, m, table), m, False, m, False)
+    return [reshape(concat([unsqueeze(x, axis + 1) for x in z], axis + 1), (*lead, n, trail))]
+
+
+def _halves(z: list[Node], m: int, table: np.ndarray) -> list[Node]:
+    both = node(FourierHalves(m, table.shape[1]), *z, constant(table, z[0].dtype))
+    *lead, _, trail = z[0].shape
+    axis = len(lead)
+    ends = (*lead, table.shape[1], trail)
+    return [reshape(slice(both, axis, c, c + 1), ends) for c in range(2)]
 
 
 def _zeros(x: Node) -> Node:
@@ -332,16 +452,10 @@ def _by_convolution(given: list[Node], n: int, forward: bool, keep: int, real: b
     back[size - n + 1 :] = chirp[:0:-1].conj()
     kernel = _column(np.fft.fft(back) / size, dtype)
     turned = _product(given, _column(chirp[:have], dtype))
-    x = _by_passes(turned, size, _passes(size), True, size, False)
-    y = _by_passes(_product(x, kernel), size, _passes(size), False, keep, False)
+    x = _by_passes(turned, size, True, size, False)
+    y = _by_passes(_product(x, kernel), size, False, keep, False)
     out = _product(y, _column(chirp[:keep], dtype))
     return out[:1] if real else out
-
-
-def _passes(n: int) -> tuple[int, ...]:
-    found = _radices(n)
-    assert found is not None
-    return found
 
 
 def _product(x: list[Node], k: tuple[Node, Node]) -> list[Node]:

@@ -118,3 +118,17 @@ class special:
             below = math.erf(mid) < abs(x) if abs(x) < 0.5 else math.erfc(mid) > 1 - abs(x)
             lo, hi = (mid, hi) if below else (lo, mid)
         return math.copysign((lo + hi) / 2, x)
+
+
+def ordered_bits(x: np.ndarray) -> np.ndarray:
+    """Unsigned numbers in the order of the elements (`order_of` in ops/shapes.py)."""
+    bits = 8 * x.dtype.itemsize
+    plain = x + x.dtype.type(0) if x.dtype.kind == "f" else x
+    raw = plain.view(f"u{x.dtype.itemsize}").astype(object)
+    top = 1 << (bits - 1)
+    if x.dtype.kind == "f":
+        raw = np.where(raw & top, raw ^ ((1 << bits) - 1), raw | top)
+        raw = np.where(np.isnan(x), (1 << bits) - 1, raw)
+    elif x.dtype.kind == "i":
+        raw = raw ^ top
+    return raw.astype(f"u{x.dtype.itemsize}")

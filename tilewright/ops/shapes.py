@@ -9,7 +9,7 @@ from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value
-from tilewright.ir.types import DType, TensorType, i64, u64
+from tilewright.ir.types import DTYPES, DType, TensorType, i64, u64
 
 Shape = tuple[Dim, ...]
 
@@ -112,3 +112,19 @@ def in_range(raw: Value, n: Dim, known: str) -> Dim:
         return E.fn("max", E.fn("min", i, size - 1), E.const(0, i64)).as_dim()
     # As an unsigned number a negative one is large: one comparison is enough.
     return E.cast(E.fn("min", E.cast(i, u64), E.cast(size - 1, u64)), i64).as_dim()
+
+
+def order_of(x: Value, descending: bool) -> Value:
+    """An unsigned number of as many bits that is smaller for what comes first. NaN counts as larger
+    than every number, and both zeros are equal."""
+    bits = x.dtype.bits
+    whole = DTYPES[f"u{bits}"]
+    top = E.const(1 << (bits - 1), whole)
+    if x.dtype.is_float:
+        plain = E.fn(f"bits_of_{x.dtype}", E.select(x.eq(0), E.const(0.0, x.dtype), x))
+        turned = E.select((plain & top).ne(0), ~plain, plain | top)
+        key = E.select(x.ne(x), E.const((1 << bits) - 1, whole), turned)
+    else:
+        key = E.cast(x, whole)
+        key = key ^ top if x.dtype.kind == "i" else key
+    return ~key if descending else key

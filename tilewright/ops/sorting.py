@@ -21,6 +21,7 @@ from tilewright.ops import samples as S
 from tilewright.ops.creation import full
 from tilewright.ops.indexing import gather
 from tilewright.ops.reductions import amax, argmax, sum
+from tilewright.ops.selection import SHORTEST, ranked_positions
 from tilewright.ops.shapes import axis_of, reduced_shape
 from tilewright.ops.views import reshape, slice, transpose
 from tilewright.ops.words import POSITION, first_words, sort_words, sorted_words, word_positions
@@ -168,21 +169,91 @@ def _median(x: Node, axis: int, keepdims: bool, ignore_nan: bool) -> tuple[Node,
         return x, full((), 0, i64)
     n = x.shape[axis]
     assert isinstance(n, int)
+    if n >= SHORTEST and not x.dtype.is_bool:
+        return _by_rank(x, axis, keepdims, _middle(x, axis, n, ignore_nan))
     ordered = sort(x, axis)
     values, places = item(ordered, 0), item(ordered, 1)
-    if x.dtype.is_float:
-        # Sorting leaves the NaNs, in their order, at the end.
-        nans = sum(ew.cast(ew.isnan(x), i64), (axis,), True)
-        if ignore_nan:
-            at = ew.maximum(ew.sar(ew.sub(n - 1, nans), 1), 0)
-        else:
-            at = ew.where(ew.eq(nans, 0), (n - 1) // 2, ew.sub(n, nans))
-        pair = gather(values, at, axis), gather(places, at, axis)
+    middle = _middle(x, axis, n, ignore_nan)
+    if isinstance(middle, Node):
+        pair = gather(values, middle, axis), gather(places, middle, axis)
     else:
-        at = (n - 1) // 2
-        pair = slice(values, axis, at, at + 1), slice(places, axis, at, at + 1)
+        pair = tuple(slice(v, axis, middle, middle + 1) for v in (values, places))
     shape = reduced_shape(x.shape, (axis,), keepdims)
     return reshape(pair[0], shape), reshape(pair[1], shape)
+
+
+def _middle(x: Node, axis: int, n: int, ignore_nan: bool) -> Node | int:
+    """How many elements come before the median, NaN last."""
+    if not x.dtype.is_float:
+        return (n - 1) // 2
+    nans = sum(ew.cast(ew.isnan(x), i64), (axis,), True)
+    if ignore_nan:
+        return ew.maximum(ew.sar(ew.sub(n - 1, nans), 1), 0)
+    return ew.where(ew.eq(nans, 0), (n - 1) // 2, ew.sub(n, nans))
+
+
+def _by_rank(x: Node, axis: int, keepdims: bool, rank: Node | int) -> tuple[Node, Node]:
+    """The elements, and their positions, that as many others of their lines come before."""
+    rows = _rows(x, axis)
+    one = (rows.shape[0], 1)
+    if isinstance(rank, Node):
+        rank = _rows(rank, axis)
+    else:
+        rank = full(one, rank, i64)
+    at = ranked_positions(rows, rank)
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    place = _lines(at, axis, shape)
+    value = _lines(gather(rows, at, 1, "within"), axis, shape)
+    kept = reduced_shape(x.shape, (axis,), keepdims)
+    return reshape(value, kept), reshape(place, kept)
+
+
+@operator
+class Kth(Op):
+    """The element, and its index, that `rank` others of its line come before, NaN last."""
+
+    positions: ClassVar[tuple[int, ...]] = (1,)
+    rank: int
+    axis: int
+    keepdims: bool
+
+    def infer(self, x: TensorType) -> TupleType:
+        _check_size(self.name, self.axis, x)
+        n = x.shape[self.axis] if x.rank else 1
+        if not isinstance(n, int) or not 0 <= self.rank < n:
+            raise Invalid(f"{self.name}: axis {self.axis} of {x!r} has no element {self.rank}")
+        shape = reduced_shape(x.shape, (self.axis,), self.keepdims) if x.rank else ()
+        return TupleType((TensorType(x.dtype, shape), TensorType(i64, shape)))
+
+    def compose(self, x: Node) -> tuple[Node, Node]:
+        if not x.rank:
+            return x, full((), 0, i64)
+        n = x.shape[self.axis]
+        if isinstance(n, int) and n >= SHORTEST and not x.dtype.is_bool:
+            return _by_rank(x, self.axis, self.keepdims, self.rank)
+        ordered = sort(x, self.axis)
+        shape = reduced_shape(x.shape, (self.axis,), self.keepdims)
+        pair = (slice(item(ordered, k), self.axis, self.rank, self.rank + 1) for k in range(2))
+        value, place = (reshape(v, shape) for v in pair)
+        return value, place
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not x.ndim:
+            return x, np.zeros((), np.int64)
+        places = np.argsort(x, self.axis, kind="stable")
+        place = np.take(places, [self.rank], self.axis)
+        value = np.take_along_axis(x, place, self.axis)
+        both = value, place.astype(np.int64)
+        return both if self.keepdims else tuple(np.squeeze(v, self.axis) for v in both)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield S.case(cls(2, 1, False), S.normal(4, 7))
+        yield S.case(cls(70, 0, True), S.normal(90, 3), dtype=f64)
+        yield S.case(cls(0, 1, False), S.integers(3, 80, lo=0, hi=5, dtype=i32))
+        yield S.case(cls(63, 1, False), S.extremes(2, 70))
+        yield S.case(cls(5, 0, False), S.integers(64, dtype=u8))
+        yield S.case(cls(0, 0, False), S.normal())
 
 
 def _median_type(name: str, axis: int, keepdims: bool, x: TensorType) -> TupleType:
@@ -220,6 +291,9 @@ def _median_samples(cls: Any) -> Iterator[Sample]:
     yield S.case(cls(0, False), S.integers(17, dtype=u8))
     yield S.case(cls(0, False), S.normal(1), dtype=f16)
     yield S.case(cls(1, False), S.normal(0, 3))
+    yield S.case(cls(1, True), S.extremes(3, 70))
+    yield S.case(cls(0, False), S.normal(65, 3), dtype=bf16)
+    yield S.case(cls(1, False), S.integers(3, 80, lo=-3, hi=3, dtype=i8))
     yield S.case(cls(0, False), S.normal())
 
 
@@ -275,6 +349,11 @@ def sort(x: Node, axis: int = -1, descending: bool = False) -> Node:
 def topk(x: Node, k: int, axis: int = -1, largest: bool = True) -> Node:
     """(values, indices) of the k largest or smallest, in order."""
     return node(Topk(k, axis_of("topk", axis, x.rank), largest), x)
+
+
+def kth(x: Node, rank: int, axis: int = -1, keepdims: bool = False) -> Node:
+    """(values, indices) of the element that `rank` others come before."""
+    return node(Kth(rank, axis_of("kth", axis, x.rank), keepdims), x)
 
 
 def median(x: Node, axis: int = -1, keepdims: bool = False) -> Node:

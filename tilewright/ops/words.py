@@ -17,12 +17,14 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value, fn, select
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
-from tilewright.ir.types import DTYPES, TensorType, f64, i8, i32, i64, u8, u64
+from tilewright.ir.types import TensorType, f64, i8, i32, i64, u8, u64
 from tilewright.ops import elementwise as ew
 from tilewright.ops import samples as S
 from tilewright.ops.creation import full, iota, number
 from tilewright.ops.indexing import gather, scatter
 from tilewright.ops.reductions import amin
+from tilewright.ops.references import ordered_bits
+from tilewright.ops.shapes import order_of
 from tilewright.ops.views import reshape, slice
 
 POSITION = 32  # bits of a word that are a position
@@ -31,22 +33,6 @@ FEW = 64  # elements of a row that are sorted by counting
 LONG = 1 << 15  # elements from which threads share a row
 PARTS = 16  # of a long row
 BLOCK = 4  # elements of which the first one is found, where few of many are wanted
-
-
-def _order(x: Value, descending: bool) -> Value:
-    """An unsigned number of as many bits that is smaller for what comes first. NaN counts as larger
-    than every number, and both zeros are equal."""
-    bits = x.dtype.bits
-    whole = DTYPES[f"u{bits}"]
-    top = expr.const(1 << (bits - 1), whole)
-    if x.dtype.is_float:
-        plain = fn(f"bits_of_{x.dtype}", select(x.eq(0), expr.const(0.0, x.dtype), x))
-        turned = select((plain & top).ne(0), ~plain, plain | top)
-        key = select(x.ne(x), expr.const((1 << bits) - 1, whole), turned)
-    else:
-        key = expr.cast(x, whole)
-        key = key ^ top if x.dtype.kind == "i" else key
-    return ~key if descending else key
 
 
 def _want_words(what: str, x: TensorType) -> None:
@@ -72,7 +58,7 @@ class SortWords(Op):
     def compute(self, x: Tensor, *words: Tensor) -> Tensor:
         def word(r: Dim, j: Dim) -> Value:
             at = _position(words[0][r, j]) if words else expr.index(j)
-            key = expr.cast(_order(x[r, at.as_dim()], self.descending), u64)
+            key = expr.cast(order_of(x[r, at.as_dim()], self.descending), u64)
             if self.begin:
                 key = fn("shr", key, expr.const(self.begin, u64))
             return fn("shl", key, expr.const(POSITION, u64)) | expr.cast(at, u64)
@@ -85,14 +71,7 @@ class SortWords(Op):
         ]
         there = np.take_along_axis(x, at[0].astype(np.int64), 1)
         bits = 8 * x.dtype.itemsize
-        plain = there + there.dtype.type(0) if there.dtype.kind == "f" else there
-        raw = plain.view(f"u{x.dtype.itemsize}").astype(object)
-        top = 1 << (bits - 1)
-        if there.dtype.kind == "f":
-            raw = np.where(raw & top, raw ^ ((1 << bits) - 1), raw | top)
-            raw = np.where(np.isnan(there), (1 << bits) - 1, raw)
-        elif there.dtype.kind == "i":
-            raw = raw ^ top
+        raw = ordered_bits(there).astype(object)
         if self.descending:
             raw = raw ^ ((1 << bits) - 1)
         high = ((raw >> self.begin) & 0xFFFFFFFF) << POSITION

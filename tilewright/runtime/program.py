@@ -64,12 +64,25 @@ class Details:
 
 
 class _Frame:
-    __slots__ = ("ins", "outs", "dims", "arena", "memory", "size", "bound", "watched", "found")
+    __slots__ = (
+        "ins",
+        "outs",
+        "dims",
+        "arena",
+        "memory",
+        "size",
+        "bound",
+        "watched",
+        "found",
+        "at",
+    )
 
     def __init__(self, n_in: int, n_out: int, n_dims: int, watched: int) -> None:
         self.ins = (ctypes.c_void_p * max(1, n_in))()
         self.outs = (ctypes.c_void_p * max(1, n_out))()
         self.dims = (ctypes.c_int64 * max(1, n_dims))()
+        # Numbers are passed sooner than arrays.
+        self.at = tuple(map(ctypes.addressof, (self.ins, self.outs, self.dims)))
         self.memory, self.arena = aligned(0)
         self.size = 0
         self.bound: Bound | None = None
@@ -106,7 +119,7 @@ class Program:
         self.inputs, self.outputs, self.dims = data.inputs, data.outputs, data.dims
         self.arena, self.constants, self.kernels = data.arena, data.constants, data.kernels
         self.weights, self.kept, self.recipes = data.weights, data.kept, data.recipes
-        self.updated = data.updated
+        self.updated, self.spent = data.updated, data.spent
         if prologue is None and data.prologue is not None:
             prologue = self._like_this(data.prologue)
         self.prologue = prologue
@@ -256,14 +269,14 @@ class Program:
                 self._shares = size
                 ARENAS.join(self, size)
             arena = ARENAS.take(size)
-            self._call(frame.ins, frame.outs, frame.dims, arena.address)
+            self._call(*frame.at, arena.address)
             ARENAS.put(arena)
         else:
             if frame.size < size:
                 require_room(size, "the arena of a call")
                 frame.memory, frame.arena = aligned(size)
                 frame.size = size
-            self._call(frame.ins, frame.outs, frame.dims, frame.arena)
+            self._call(*frame.at, frame.arena)
         found = None
         if self._watched and frame.found[0].value:
             found = [x.value for x in frame.found]

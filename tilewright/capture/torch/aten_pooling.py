@@ -9,6 +9,7 @@ from tilewright import ops
 from tilewright.capture.torch.context import Context, parts
 from tilewright.capture.torch.registry import aten
 from tilewright.ir.node import Node
+from tilewright.ir.types import f32
 
 
 def _ints(v: Any, n: int) -> tuple[int, ...]:
@@ -158,7 +159,9 @@ def upsample_nearest_exact_backward(
 def upsample_linear(
     c: Context, x: Node, size: Sequence[int], align_corners: bool, *scales: float | None
 ) -> Node:
-    return ops.upsample_linear(x, tuple(size), align_corners, tuple(scales) or None)
+    wide = x if x.dtype.is_float else ops.cast(x, f32)  # of bytes the nearest number is taken
+    made = ops.upsample_linear(wide, tuple(size), align_corners, tuple(scales) or None)
+    return made if x.dtype.is_float else ops.cast(ops.round(made), x.dtype)
 
 
 @aten(

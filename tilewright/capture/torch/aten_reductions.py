@@ -246,13 +246,8 @@ def kthvalue(
         return x, c.number(0, i64)
     axis = axis_of(dim, x.rank)
     _some(c, x, (axis,), IndexError)
-    pair = parts(ops.sort(x, axis, False))
-
-    def picked(n: Node) -> Node:
-        one = ops.slice(n, axis, k - 1, k, 1)
-        return one if keepdim else ops.reshape(one, (*x.shape[:axis], *x.shape[axis + 1 :]))
-
-    return picked(pair[0]), picked(pair[1])
+    values, indices = parts(ops.kth(x, k - 1, axis, keepdim))
+    return values, indices
 
 
 @aten("median.dim")

@@ -177,7 +177,8 @@ def _fits(x: Any, to: torch.Tensor) -> bool:
 
 
 def _is_own(gm: torch.fx.GraphModule, inputs: list[Any]) -> bool:
-    """Does no operator change an operand, and is no result a view of an input?"""
+    """Does no operator change an operand, and is no result a view of an input? It may be an input
+    itself: where Dynamo cuts a function it returns what the rest of it needs."""
     for n in gm.graph.nodes:
         if n.op == "get_attr":
             return False
@@ -191,7 +192,8 @@ def _is_own(gm: torch.fx.GraphModule, inputs: list[Any]) -> bool:
     results = pytree.tree_leaves(output.args)
     if not all(isinstance(n, torch.fx.Node) for n in results):
         return False
-    values, theirs = [n.meta.get("val") for n in results], {_storage(x) for x in inputs}
+    values = [n.meta.get("val") for n in results if n.op != "placeholder"]
+    theirs = {_storage(x) for x in inputs}
     return all(_is_plain(x) and _storage(x) not in theirs for x in values)
 
 

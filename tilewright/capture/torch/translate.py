@@ -236,7 +236,8 @@ class Translation:
             return None
         if name == "operator.getitem":
             return self._getitem(n)
-        if name == "higher_order::with_effects" and n.args[1] is CHECK_ERRORS:
+        ordered = name == "higher_order::with_effects" and n.args[1] is CHECK_ERRORS
+        if ordered or n.target is CHECK_ERRORS:
             return self.host_calls.check_errors(n)
         if name == "aten.copy_.default" and self._is_input(n.args[0]):
             return self._mutate(n)

@@ -58,7 +58,7 @@ def _by_size(op: Any, corners: bool) -> Callable[..., Any]:
 def _whole_or(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def taken(x: Tensor, size: Any, *rest: Any, **named: Any) -> Any:
         known = all(type(n) is int for n in (*x.shape, *size))
-        if known and (x.is_floating_point() or "nearest" in theirs.__name__):
+        if known:
             return NotImplemented
         return theirs(x, size, *rest, **named)
 

@@ -18,6 +18,8 @@ from torch._dynamo.utils import get_metrics_context
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import CompileContext, TracingContext
+from torch._higher_order_ops.effects import has_effects
+from torch._ops import OpOverload
 
 from tilewright import targets
 from tilewright.base import knobs
@@ -47,6 +49,7 @@ from tilewright.driver.torch.options import TorchOptions
 from tilewright.driver.torch.protocol import Program
 from tilewright.driver.torch.reasons import break_reason, fallback_remedy, title_of
 from tilewright.driver.torch.recompiled import Frame, change_of
+from tilewright.driver.torch.spent import spent_arguments
 from tilewright.driver.torch.step import Step
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
@@ -227,6 +230,7 @@ class Session:
         device = device_of_graph(gm)
         machine = self._machines(device)
         self._require_fitting(machine)
+        spent = spent_arguments(gm, metadata()) if kind == "backward" else ()
         compilation = str(CompileContext.current_compile_id())
         captured = translate(
             gm,
@@ -238,7 +242,7 @@ class Session:
             strides=self._kept_strides.get(compilation) if kind == "backward" else None,
             device=device,
         )
-        if plain is not None and captured.host_calls:
+        if plain is not None and not all(map(_is_theirs, captured.host_calls)):
             return None
         if kind == "forward":
             self._checked_indices[compilation] = captured.checked_indices
@@ -259,6 +263,7 @@ class Session:
             device,
             _together(kind, len(captured.results)) if machine is not None else (),
             self._meanwhile(machine),
+            spent,
         )
         self.units.append(made)
         if kind == "forward" and machine is not None:
@@ -289,10 +294,11 @@ class Session:
         graph: Graph,
         machine: Machine | None = None,
         updates: tuple[tuple[int, int], ...] = (),
+        spent: tuple[int, ...] = (),
     ) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
-        options = self._program_options(machine, updates)
+        options = self._program_options(machine, updates, spent)
         return compile_graph(graph, options, self.log, machine)
 
     def _meanwhile(self, machine: Machine | None) -> Meanwhile | None:
@@ -312,7 +318,10 @@ class Session:
         return Meanwhile(limits, lambda graph, done: compile_meanwhile(graph, options, done))
 
     def _program_options(
-        self, machine: Machine | None, updates: tuple[tuple[int, int], ...] = ()
+        self,
+        machine: Machine | None,
+        updates: tuple[tuple[int, int], ...] = (),
+        spent: tuple[int, ...] = (),
     ) -> Options:
         given = self.options
         return Options(
@@ -326,6 +335,7 @@ class Session:
             tune_seconds=given.tune_seconds,
             one_kernel=given.one_kernel and machine is not None,
             updates=updates,
+            spent=() if given.validate or given.optimize else spent,  # they run on values twice
         )
 
     def _passes(self, machine: Machine | None) -> Pipeline | None:
@@ -420,6 +430,15 @@ class Session:
             guard=guard,
             remedy=change.remedy if change is not None else None,
         )
+
+
+def _is_theirs(call: HostCall) -> bool:
+    """Is it a call that AOTAutograd would leave as it is: of a library, or of the user's operator
+    whose calls need no order?"""
+    named, own = call.function, ("aten", "prims", "prim")
+    if isinstance(named, OpOverload) and named.namespace not in own:
+        return not has_effects(named)
+    return bool(call.library) or call.trim
 
 
 def break_event(reason: str, where: object, prefix: str = "") -> Event:

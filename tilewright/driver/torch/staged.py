@@ -14,19 +14,13 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch._ops import OpOverload
 
 from tilewright.capture.torch.captured import Captured, HostCall, Returned, Segment, Slot
 from tilewright.capture.torch.dtypes import torch_dtype
-from tilewright.driver.torch.fast import (
-    Call,
-    Dry,
-    Program,
-    allocator,
-    draw_seed,
-    label,
-    problem_found,
-)
+from tilewright.driver.torch.fast import Call, Dry, Program, problem_found
 from tilewright.driver.torch.layouts import as_announced, restrided
+from tilewright.driver.torch.tensors import allocator, draw_seed, label
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import require_elements
 from tilewright.ir import dim as D
@@ -178,9 +172,8 @@ class Stages:
             if slot.startswith("host"):
                 # An operator may give another layout than announced, and a few another dtype. The
                 # slot has it as it is: it may be a result, with eager's strides.
-                kind = self._named("d", n.dtype)
                 read.append(f"i{k}_{len(read)}")
-                self._say(f"{read[-1]} = laid({variable}, {kind})")
+                self._say(f"{read[-1]} = {self._as_read(variable, n.dtype)}")
             else:
                 read.append(variable)
         count = sum(slot in self._weights for slot in slots)
@@ -215,6 +208,14 @@ class Stages:
             self._say(f"note{k}({known})")
         self._say(f"found = {run}", f"if found is not None: raise problem{k}(found, {known})")
 
+    def _as_read(self, x: str, dtype: DType) -> str:
+        """What a host call gave, as a program reads it; most lies so."""
+        laid = f"laid({x}, {self._named('d', dtype)})"
+        if self.device.type != "cpu":
+            return laid
+        kind = self._named("d", torch_dtype(dtype, False))
+        return f"{x} if {x}.dtype is {kind} and {x}.is_contiguous() and {x}.is_cpu else {laid}"
+
     # ---- host calls
 
     def _host(self, call: HostCall) -> None:
@@ -224,7 +225,7 @@ class Stages:
         watched = [self._slots[s] for s in slots if s in self._weights]
         if watched:
             self._say(f"require_elements(({''.join(f'{x}, ' for x in watched)}))")
-        function = self._named("f", call.function)
+        function = self._named("f", binding_of(call.function))
         made = f"{function}({', '.join(given)})"
         if isinstance(call.returned, tuple):
             self._say(f"t = {made}")
@@ -306,6 +307,17 @@ class Stages:
             return self._sizes[a.name]
         assert isinstance(a, D.Quo), "sizes that data decides are symbols"
         return _OPERATORS[a.op].format(self._dim(a.a), self._dim(a.b))
+
+
+def binding_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same operator by the function that users call, which takes arguments sooner, where there
+    is one of that name and no other overload for it to choose."""
+    if not isinstance(function, OpOverload) or function.namespace != "aten":
+        return function
+    packet = function.overloadpacket
+    if function._overloadname != "default" or not {*packet.overloads()} <= {"default", "out"}:
+        return function
+    return getattr(torch._C._VariableFunctions, packet.__name__, function)
 
 
 def _with_ends(lines: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
-MOST = 8  # cases per axis
+MOST = 16  # cases per axis
 
 
 def schedule_cases(s: Scheduler, host: str) -> bool:

@@ -9,6 +9,7 @@ from tilewright.ir import dim as D
 from tilewright.kernel.defaults.cases import schedule_cases
 from tilewright.kernel.defaults.interleave import schedule_interleaved
 from tilewright.kernel.defaults.panels import schedule_panels
+from tilewright.kernel.defaults.scans import rounded_scan, scan_rows
 from tilewright.kernel.defaults.scheduler import (
     USUAL,
     Scheduler,
@@ -213,9 +214,11 @@ def _rounded(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
 
 def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     """Scans and scatters: one iteration per outer index where that is legal, naive loops inside."""
-    if _rounded(s, inner, outs):
+    if rounded_scan(s, inner, outs) or _rounded(s, inner, outs):
         return
     for st in [*inner, *outs]:
+        if scan_rows(s, st):
+            continue
         path = s.path(st.name)
         scanned = len(path) > 1 and path[0].kind == "serial"
         if scanned and not _beside(s, st) and not _columns(s, st):
