@@ -47,6 +47,28 @@ def diagonals(*axes: Iterable[Any], step: int) -> list[Any]:
     )
 
 
+def every_run(*positions: int) -> pytest.MarkDecorator:
+    """Of a test's cases, in the order in which they are collected, those at these positions are
+    part of every run, the others run with `-m slow`. For tests whose cases are sizes, dtypes or
+    targets of one thing, each of which takes long; never where a case is the only one of something.
+    Cases that are slow by themselves are not counted."""
+    return pytest.mark.every_run(*positions)
+
+
+def leave_to_slow_runs(cases: Sequence[pytest.Item]) -> None:
+    """Marks as slow what `every_run` does not name among all cases of one test."""
+    counted = [case for case in cases if case.get_closest_marker("slow") is None]
+    mark = counted[0].get_closest_marker("every_run") if counted else None
+    if mark is None:
+        return
+    if not any(0 <= k < len(counted) for k in mark.args):
+        name = counted[0].nodeid.partition("[")[0]
+        raise pytest.UsageError(f"{name} has {len(counted)} cases; every_run{mark.args} names none")
+    for k, case in enumerate(counted):
+        if k not in mark.args:
+            case.add_marker(pytest.mark.slow)
+
+
 def _taken(cases: Iterable[Any]) -> list[Any]:
     made = list(cases)
     return made if slow_too else [case for case in made if not case.marks] or made

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.library import custom_op
 
+from tests.seeds import every_run
+
 
 @custom_op("tw_host_calls::strides", mutates_args=())
 def strides(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -68,6 +70,7 @@ def every(x: torch.Tensor) -> list[Any]:
     return [f(x) for f in CASES.values()]
 
 
+@every_run(1)
 @pytest.mark.parametrize("kind", INPUTS)
 def test_operands_have_the_strides_of_eager(kind: str) -> None:
     torch._dynamo.reset()

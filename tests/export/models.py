@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from tests.export.boxes import kept
 from tests.suites.model_checks import DRAWS
@@ -20,6 +21,7 @@ from tilewright.bench.example import Builder, Example, prepared
 from tilewright.bench.models import image, randomize_batch_norm, tokens
 
 BENCH = "resnet50 mobilenetv2 bert gpt2 vit llama llama_decode1 mlp".split()
+FEW = 64
 FURTHER = "unet detector wav2vec2 lstm gru t5 clip efficientnet diffusion sentence".split()
 
 
@@ -37,13 +39,20 @@ def packaged(name: str, tiny: bool) -> Packaged:
     """A model by name, the same weights and inputs each time."""
     made = prepared(BUILDERS[name], tiny, torch.float32)
     if name != "sentence":
-        seeds = range(1, DRAWS if tiny else 1)
+        seeds = range(1, DRAWS if tiny or _gives_few(made) else 1)
         draws = [prepared(BUILDERS[name], tiny, torch.float32, seed).inputs for seed in seeds]
         return Packaged(made.module, made.inputs, further=draws)
     dims = {0: Dim("batch", min=1, max=16), 1: Dim("length", min=2, max=128)}
     sizes = ((1, 2), (2, 128), (3, 31), (5, 64), (16, 7))
     further = [_texts(*size) for size in sizes]
     return Packaged(made.module, made.inputs, (dims, dims), further)
+
+
+def _gives_few(made: Example) -> bool:
+    """Whether a result is a handful of numbers: how far one of eager's is off is luck then."""
+    with torch.no_grad():
+        results = tree_leaves(made.module(*made.inputs))
+    return any(isinstance(x, Tensor) and x.numel() < FEW for x in results)
 
 
 # ---- segmentation

@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.gpu.assembler import assemble, needs_ptxas
 from tests.gpu.fake import FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
+from tests.seeds import every_run
 from tilewright import targets
 from tilewright.llvm.objects import cached_ptx
 from tilewright.runtime.cuda import program, write_back
@@ -27,6 +28,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         yield fake_machine()
 
 
+@every_run(0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_statistics_of_norms(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """They are changed by the program, once a call, and torch sees that they were."""

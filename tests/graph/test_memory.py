@@ -20,6 +20,7 @@ from tests.graph.build import (
 )
 from tests.graph.random_graphs import random_graph
 from tilewright.base.events import Log
+from tilewright.graph import memory
 from tilewright.graph.cluster import Fused
 from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import Lifetime, Plan, place, plan
@@ -213,6 +214,28 @@ def test_random_plans_are_close_to_the_bound(record_property) -> None:
         "arena / lower bound, mean and worst", (float(np.mean(ratios)), float(max(ratios)))
     )
     assert np.mean(ratios) < 1.05
+
+
+def test_values_lie_over_inputs_that_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LENT", 64)
+    over = in_place = 0
+    for seed in range(40):
+        g = random_graph(seed, 30)
+        f = fuse(g, TARGET, Log())
+        p = plan(f, spent=g.inputs)
+        check_run(f, g, p, seed)
+        assert p.peak <= plan(f).peak
+        over += len(p.over)
+        in_place += sum(p.over.get(o, (None, 1)) == (x, 0) for o, x in p.in_place.items())
+    assert over > 40 and in_place
+
+
+def test_an_input_that_is_a_result_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LENT", 64)
+    y = build.cumsum(build.exp(x), 2)
+    f = fused(build.cumsum(y, 1), build.reshape(x, (64, 32)))
+    assert not plan(f, spent=[x]).over
+    assert plan(fused(build.cumsum(y, 1)), spent=[x]).over
 
 
 def test_dtypes_of_all_sizes_are_aligned() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from itertools import product
+
 import pytest
 
 from tilewright.ir import dim as D
@@ -118,3 +121,51 @@ def test_quotients_of_variables_with_open_ends() -> None:
     few = -D.minimum(keys, 48)
     assert D.floordiv(few, 48) == -1 and D.mod(few, 48) == few + 48
     assert D.floordiv(few, 32) != -1
+
+
+def test_loops_over_sizes_that_may_be_zero_become_one() -> None:
+    """Where the size is zero the loop has no iterations, and nothing has to hold."""
+    b, h, w = (D.sym(x, 0) for x in "bhw")
+    for size in (w, w + 6, D.floordiv(w + 1, 2)):
+        both = D.var("both", b * h * size)
+        row, column = D.floordiv(both, size), D.mod(both, size)
+        assert D.nonneg(row) and D.nonneg(column)
+        assert D.known_lt(column, size) and D.known_lt(row, b * h)
+        assert not D.known_lt(column, size - 1) and not D.known_lt(row, b * h - 1)
+        assert row * size + column == both
+        image, line = D.floordiv(row, h), D.mod(row, h)
+        assert image * h * size + line * size + column == both
+        assert image * h * (size + 1) + line * size + column != both
+
+
+def test_whole_tiles_of_half_a_size() -> None:
+    """What is left of a size that is itself a quotient, before its last tile."""
+    half = D.floordiv(D.sym("s", 0) + 1, 2)
+    tile = D.var("tile", D.floordiv(half, 14))
+    assert D.minimum(half - 14 * tile, 14) == 14
+    assert D.minimum(half - 14 * tile, 15) != 15
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_proved_of_quotients_holds(seed: int) -> None:
+    """Random claims with symbolic divisors, judged by all small values; zero divides nothing."""
+    draw = random.Random(seed)
+    n, m = D.sym("n", 0), D.sym("m", 0)
+    proved = 0
+    for _ in range(400):
+        by = draw.choice([n, m + draw.randint(0, 3), D.floordiv(n + draw.randint(0, 3), 2)])
+        loop = D.var("i", m * by if draw.random() < 0.5 else m * n)
+        of = draw.choice([D.floordiv, D.mod])(loop + draw.choice([0, 0, 1, n]), by)
+        claim = draw.choice([by, m, n, m * n]) - draw.choice([1, 1, 2]) * of - draw.randint(0, 2)
+        if not D.nonneg(claim):
+            continue
+        proved += 1
+        for size, rows in product(range(5), range(5)):
+            known = {"n": size, "m": rows}
+            if D.evaluate(by, known) == 0:
+                continue
+            (i,) = D.symbols(loop) - D.symbols(n) - D.symbols(m)
+            assert i.hi is not None
+            for k in range(D.evaluate(i.hi, known) + 1):
+                assert D.evaluate(claim, {**known, "i": k}) >= 0, (str(claim), known, k)
+    assert proved > 10

@@ -549,6 +549,11 @@ EXAMPLES = {
         "ComputeAt('t', 'y.i1')\nSplit('t.i2', 8)\nVectorize('t.i2.1')\nSplit('y.r0', 10)",
         "Prefetch('x', 'y.i1', 1, 'y.r0.0', 2)",
     ),
+    "prefetch-rows": (
+        SUM,
+        "Split('s.r0', 16)\nReorder(('s.r0.0', 's.i0', 's.r0.1'))",
+        "Prefetch('x', 's.r0.0', 1, 's.r0.0')",
+    ),
     "prefetch-copy-named": (NAMED, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')"),
     "pragma": (MAP, "", "Pragma('y.i0', 'unroll', 4)"),
     "pragma-nontemporal": (GRID, "", "Pragma('y.i0', 'nontemporal')"),

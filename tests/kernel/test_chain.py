@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kernel.fuzz import Judge
-from tests.seeds import crossed
+from tests.seeds import crossed, every_run
 from tilewright import ops
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
@@ -81,6 +81,7 @@ ALL = [
 ]
 
 
+@every_run(1)
 @pytest.mark.parametrize(("case", "causal"), [*crossed(EVERY, [False, True], 2), *ALL])
 def test_every_prefix_computes_the_same(
     case: tuple[str, int, tuple[int, int]], causal: bool
@@ -113,6 +114,7 @@ MORE_HEADS = [
 ]
 
 
+@every_run(1)
 @pytest.mark.parametrize(("case", "causal"), [*crossed(HEADS, [False, True], 2), *MORE_HEADS])
 def test_keys_in_blocks(
     case: tuple[str, tuple[int, int]], causal: bool, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +144,7 @@ def test_keys_in_blocks(
 UNKNOWN = [{"n": 75, "k": 53}, {"n": 1, "k": 0}, {"n": 13, "k": 16}]
 
 
+@every_run(1)
 @pytest.mark.parametrize("causal", [False, True])
 def test_unknown_numbers_of_rows_and_keys(causal: bool) -> None:
     """One block, of whole vectors of keys: sums over full tiles are in registers, without running

@@ -9,7 +9,7 @@ import pytest
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.fuzz import Judge, plain_outputs
 from tests.kernel.random_groups import sample
-from tests.seeds import crossed, drawn
+from tests.seeds import crossed, drawn, every_run
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
@@ -48,6 +48,7 @@ def test_every_prefix_computes_the_same(name: str, machine: str) -> None:
     check(judge, get(machine) if machine != "host" else default())
 
 
+@every_run(0)
 @pytest.mark.parametrize("first", drawn(range(0, 80, 20), quick=2))
 def test_random_groups(first: int) -> None:
     """What fusion would never make runs too: prefixes in the interpreter, the end natively.
@@ -144,6 +145,7 @@ LOOPS = "t.i0 in 1, t.i1 in 24, t.i2 in 24, t.i3 in 24, t.r0 in 9, t.r1 in 1, t.
 OVER = "y.i0 in 1, y.i1 in 24, y.i2 in 24, y.i3 in 24"
 
 
+@every_run(0)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_pixels_in_far_steps_are_copied_to_be_adjacent(stride: int) -> None:
     by = "" if stride == 1 else f"{stride}*"
@@ -219,6 +221,7 @@ CHOICES = [
 ]
 
 
+@every_run(1, 2, 4, 5, 6)
 @pytest.mark.parametrize(
     ("choices", "of"), crossed(CHOICES, ["narrow", "matmul", "packed-linear"], 3)
 )

@@ -284,3 +284,30 @@ group repeated
     trace, _ = default_schedule(group, get("x86-64-v4"))
     cuts = [step for step in trace if isinstance(step, RFactor)]
     assert len(cuts) >= 3  # one along each loop: no chain of additions is long
+
+
+POOL = """
+group pool where b: 0.., h: 0.., w: 0..
+  in x: f32[b,h,w,32]
+  out y: f32[b,(h+1)//2,(w+1)//2,32]
+  local t: f32[b,(h+1)//2,(w+1)//2,32]
+  t[t.i0,t.i1,t.i2,t.i3] max= select(#(2*t.i1+t.r0-1) >= 0 & #(2*t.i1+t.r0-1) < #(h) \
+& #(2*t.i2+t.r1-1) >= 0 & #(2*t.i2+t.r1-1) < #(w), x[t.i0,2*t.i1+t.r0-1,2*t.i2+t.r1-1,t.i3], -inf) \
+for t.i0 in b, t.i1 in (h+1)//2, t.i2 in (w+1)//2, t.i3 in 32, t.r0 in 3, t.r1 in 3 from -inf
+  y[y.i0,y.i1,y.i2,y.i3] = t[y.i0,y.i1,y.i2,y.i3] \
+for y.i0 in b, y.i1 in (h+1)//2, y.i2 in (w+1)//2, y.i3 in 32
+"""
+
+
+def test_pixels_of_images_of_any_size() -> None:
+    """Threads share rows of all images; no pixel divides by the width. Images may be empty."""
+    group = parse_group(POOL)
+    nest = default_schedule(group, get("x86-64-v4"))[1]
+    (top,) = nest.body
+    assert isinstance(top, Loop) and top.kind == "parallel"
+    inside = [x for x, _ in walk(top.body) if isinstance(x, Loop) and not isinstance(x.extent, int)]
+    assert len(inside) == 1
+    sizes = [{"b": 2, "h": 5, "w": 4}, {"b": 1, "h": 1, "w": 7}, {"b": 1, "h": 0, "w": 3}]
+    judge = Judge(group, [*sizes, {"b": 3, "h": 4, "w": 0}])
+    judge.nest(nest)
+    judge.native(nest)

@@ -21,6 +21,7 @@ from tests.lang.tile.random_kernels import kernel as kernel_of
 from tests.lang.tile.random_running import failure
 from tests.lang.tile.random_running import translated as translated_kernel
 from tests.lang.tile.threads_running import run_emulated, run_threads, scheduled
+from tests.seeds import every_run
 from tilewright.base.errors import Invalid, Refused
 from tilewright.ir import dim as D
 from tilewright.ir.types import bf16, f32, from_memory, i32, to_memory
@@ -170,6 +171,7 @@ def test_products_by_instructions_of_warps(turned: bool) -> None:
     np.testing.assert_allclose(from_memory(c, bf16), want, rtol=1e-2, atol=5e-2)
 
 
+@every_run(1)
 @pytest.mark.parametrize(
     ("rows", "columns", "warps", "each"),
     [

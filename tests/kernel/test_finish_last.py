@@ -14,6 +14,7 @@ from tests.gpu.assembler import assemble
 from tests.gpu.programs import arg, build, graph, groups, inputs, wide
 from tests.kernel.step_examples import EXAMPLES, MAP, TWO
 from tests.kernel.test_grids import GPU, judge, scheduled
+from tests.seeds import every_run
 from tilewright.base.errors import Refused, Unsupported
 from tilewright.ir.node import Graph
 from tilewright.ir.types import DType, bf16, f32, i64
@@ -171,6 +172,7 @@ def loss(d: DType, rows: int, columns: int) -> Graph:
     return graph(build.div(total, count), build.amax(at, (0,), False))
 
 
+@every_run(1)
 @pytest.mark.parametrize(("rows", "columns"), [(24, 256), (23, 67)])
 def test_a_loss_is_one_launch(rows: int, columns: int) -> None:
     (g,) = groups(loss(bf16, rows, columns))
@@ -207,6 +209,7 @@ def test_blocks_of_a_loss_walk_over_rows(monkeypatch: pytest.MonkeyPatch) -> Non
         simt.run(edited(nest, without_barriers), args)
 
 
+@every_run(0, 3)
 @pytest.mark.parametrize("d", [bf16, f32], ids=str)
 @pytest.mark.parametrize("size", [(8192, 4096), (8191, 4099)])
 def test_rows_that_blocks_walk_over_stay_in_registers(d: DType, size: tuple[int, int]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.gpu.assembler import assemble
 from tests.gpu.random_convolutions import Convolution, arguments, check, check_seed, scheduled
 from tests.graph.build import arg, build, graph, weight
-from tests.seeds import drawn
+from tests.seeds import drawn, every_run
 from tilewright import targets
 from tilewright.base.events import Log
 from tilewright.driver.program.default_passes import passes
@@ -40,6 +40,7 @@ def test_random_convolutions(seed: int) -> None:
     check_seed(seed)
 
 
+@every_run(0, 2)
 @pytest.mark.parametrize(
     ("c", "copies"),
     [
@@ -92,6 +93,7 @@ LARGE = (
 )
 
 
+@every_run(0, 4)
 @pytest.mark.parametrize("c", LARGE, ids=str)
 def test_the_code(c: Convolution) -> None:
     nest = scheduled(c.group(), 132)
@@ -139,6 +141,7 @@ def windows_of(kind: str) -> Group:
     return next(g for g in made if any(x.is_reduce for x in g.stages))
 
 
+@every_run(0, 2)
 @pytest.mark.parametrize("kind", ["depthwise", "strided", "max_pool", "avg_pool"])
 def test_windows_by_vectors_of_channels(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(grid_windows, "FEWEST", 1)

@@ -11,7 +11,7 @@ import pytest
 from tests.gpu import emulate
 from tests.gpu.assembler import assemble
 from tests.gpu.random_products import Product, check, check_seed
-from tests.seeds import drawn
+from tests.seeds import drawn, every_run
 from tilewright import targets
 from tilewright.base.errors import Refused, Unsupported
 from tilewright.ir import dim as D
@@ -95,6 +95,7 @@ def with_tile(monkeypatch: pytest.MonkeyPatch, p: Product, groups: int = 1, part
     return nest
 
 
+@every_run(0, 3)
 @pytest.mark.parametrize("across", ORDERS)
 def test_rows_along_the_sum_or_across(
     monkeypatch: pytest.MonkeyPatch, across: tuple[bool, bool]
@@ -110,6 +111,7 @@ def test_two_groups_of_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     check(p, with_tile(monkeypatch, p, 2))
 
 
+@every_run(0)
 @pytest.mark.parametrize(
     ("p", "parts"),
     [
@@ -210,6 +212,7 @@ def test_a_block_of_warps_that_is_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert odd.buffer("a_s").shape == (3, 32, 16) and ".some" in nest_text(odd)
 
 
+@every_run(0, 4)
 @pytest.mark.parametrize(
     ("target", "across"),
     [("cuda:80", (True, True)), *(("cuda:90", x) for x in ORDERS)],
@@ -276,6 +279,7 @@ def test_sizes_that_no_tile_of_a_warp_divides(p: Product, target: str) -> None:
 # ---- threads
 
 
+@every_run(0)
 @pytest.mark.parametrize(
     ("p", "target"),
     [
@@ -393,6 +397,7 @@ for c.i in M, c.j in 24, c.k in 72 from 0.0
 """
 
 
+@every_run(0, 1)
 @pytest.mark.parametrize(
     ("kind", "target", "by"),
     [

@@ -9,6 +9,7 @@ from tests.gpu import emulate
 from tests.gpu.assembler import assemble
 from tests.gpu.programs import PROGRAMS, groups, inputs
 from tests.kernel.test_grids import GPU, judge, scheduled
+from tests.seeds import every_run
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.interpret import run_group
 from tilewright.kernel.legal import legalise
@@ -62,6 +63,7 @@ def test_results_that_others_read_are_stored_by_one_thread() -> None:
     assert "barrier" not in str(nest.body)
 
 
+@every_run(0, 3, 4)
 @pytest.mark.parametrize("d", [bf16, f32])
 @pytest.mark.parametrize("name", ["softmax", "layer_norm", "cross_entropy"])
 def test_rows_that_begin_anywhere_are_vectors(name: str, d: DType) -> None:

@@ -16,6 +16,7 @@ from tests.gpu.assembler import assemble, needs_ptxas
 from tests.gpu.tile_kernels import load
 from tests.kernel.test_distribute import described, numbers
 from tests.lang.tile.threads_running import run_emulated, run_threads, scheduled
+from tests.seeds import every_run
 from tilewright.base.errors import Refused
 from tilewright.driver.tile.compile import binding_of
 from tilewright.ir.types import bf16, f32, from_memory, i8, i32
@@ -93,6 +94,7 @@ def test_products_are_right(
     near(values[2], want)
 
 
+@every_run(0, 2)
 @pytest.mark.parametrize(("steps", "turned"), [(64, False), (32, False), (32, True), (16, False)])
 def test_code_of_a_product_is_right(steps: int, turned: bool) -> None:
     """Also of tiles whose rows are shorter than 128 bytes."""

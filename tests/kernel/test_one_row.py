@@ -10,6 +10,7 @@ from tests.gpu.assembler import assemble
 from tests.gpu.programs import groups, inputs
 from tests.graph.build import arg, average, build, graph, weight
 from tests.kernel.test_grids import GPU, judge, scheduled
+from tests.seeds import every_run
 from tilewright.base.errors import Refused
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.types import DType, bf16, f32
@@ -43,6 +44,7 @@ def gated(d: DType, rows: int = 16, depth: int = 256) -> Graph:
     return graph(build.mul(build.silu(gate), up))
 
 
+@every_run(0)
 @pytest.mark.parametrize("d", [f32, bf16], ids=str)
 def test_a_norm_and_a_gate_are_parts_of_the_product(d: DType) -> None:
     (g,) = groups(gated(d))

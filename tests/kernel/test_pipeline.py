@@ -11,7 +11,7 @@ import pytest
 import tilewright.kernel.steps  # noqa: F401  (fills STEPS)
 from tests.kernel.examples import BOUND_MATMUL, MATMUL, tiled_matmul
 from tests.kernel.native import Native
-from tests.seeds import diagonals
+from tests.seeds import diagonals, every_run
 from tilewright.base.errors import Invalid, Refused
 from tilewright.kernel.check import CheckFailed, verify
 from tilewright.kernel.interpret import RunError
@@ -65,6 +65,7 @@ def agrees(got: dict[str, np.ndarray], args: dict[str, np.ndarray]) -> None:
     np.testing.assert_allclose(got["y"], want, rtol=1e-4, atol=1e-5)
 
 
+@every_run(0, 3, 4, 6, 9, 10)
 @pytest.mark.parametrize(
     ("ahead", "asynchronous", "sizes"), diagonals([1, 2, 3], [False, True], SIZES, step=2)
 )
@@ -167,6 +168,7 @@ def test_one_of_two_buffers_saves_none() -> None:
     agrees(run(n, args, dims), args)
 
 
+@every_run(0, 3, 5, 10)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("ahead", [1, 2, 3])
 def test_a_cpu_runs_them_too(ahead: int, sizes: tuple[int, int, int]) -> None:

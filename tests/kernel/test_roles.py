@@ -14,6 +14,7 @@ from tests.gpu import emulate, emulate_warps
 from tests.gpu.assembler import assemble
 from tests.gpu.random_products import Product, check
 from tests.kernel.step_examples import MAP
+from tests.seeds import every_run
 from tilewright import targets
 from tilewright.base.errors import Refused
 from tilewright.kernel import simt
@@ -169,6 +170,7 @@ def test_walks_over_other_tiles(
     check(p, nest, emulated=False)
 
 
+@every_run(1)
 @pytest.mark.parametrize(
     "p",
     [Product(128, 128, 64), Product(72, 104, 64, across=(False, False), epilogue="bias")],
@@ -243,6 +245,7 @@ def test_blocks_of_a_cluster_walk_and_end_together(monkeypatch: pytest.MonkeyPat
     check(p, nest)
 
 
+@every_run(0, 2)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("end", ["", "arrive.relaxed", "arrive"])
 def test_nothing_arrives_at_a_block_that_has_ended(

@@ -10,6 +10,7 @@ import pytest
 from tests.gpu import emulate
 from tests.gpu.programs import PROGRAMS, groups, inputs
 from tests.kernel.test_grids import judge
+from tests.seeds import every_run
 from tilewright import targets
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel import simt
@@ -45,6 +46,7 @@ def scheduled(g: Group) -> Nest:
     return nest
 
 
+@every_run(0)
 @pytest.mark.parametrize(("d", "ahead"), [(bf16, 1), (f32, 2)])
 def test_rows_are_on_their_way(monkeypatch: pytest.MonkeyPatch, d: DType, ahead: int) -> None:
     """Seven rows for two blocks; only sums over threads need barriers."""

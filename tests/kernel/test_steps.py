@@ -275,7 +275,6 @@ REFUSALS = [
     (TWO, "", "Permute('t', (0, 0))", "is not an order of 2 axes"),
     (TWO, "", "Permute('y', (1, 0))", "y is an argument"),
     (TWO, "", "Relayout('y', 'i, j -> j, i')", "y is an output"),
-    (EMPTY, "", "Fuse('y.i0', 'y.i1', 'y.f')", "y.i1 may have no iterations: its extent is n"),
     (GRID, "", "Tile('y.i0', 'y.i0', 2, 2)", "a tile has two loops"),
     (BROADCAST, "", "Materialise('y', 'exp(z[y.i1])', 'e')", "y does not compute exp"),
     (BROADCAST, "", "Materialise('q', 'exp(x[y.i0])', 'e')", "there is no stage q"),
@@ -360,3 +359,13 @@ def test_steps_do_not_change_the_nest_they_are_given() -> None:
     text = nest_text(n)
     apply(n, parse_trace("Split('y.i0', 16)\nPeel('y.i0.0')\nVectorize('y.i0.1')"))
     assert nest_text(n) == text
+
+
+def test_a_loop_that_may_be_empty_is_fused() -> None:
+    """Code divides by its extent before the loop, which is never run then."""
+    group = parse_group(EMPTY)
+    nest = apply(start(group), parse_trace("Fuse('y.i0', 'y.i1', 'y.f')\nParallel('y.f', 4)"))
+    judge = Judge(group, [{"n": 0}, {"n": 1}, {"n": 13}])
+    for k in range(3):
+        judge.nest(nest, k)
+    judge.native(nest)

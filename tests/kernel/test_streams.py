@@ -15,6 +15,7 @@ from tests.graph.build import arg, build, graph
 from tests.graph.test_row_blocks import attention
 from tests.kernel.test_grids import GPU, judge
 from tests.kernel.test_one_row import gated, times
+from tests.seeds import every_run
 from tilewright.ir import dim as D
 from tilewright.ir.check import CheckFailed
 from tilewright.ir.node import Graph
@@ -82,6 +83,7 @@ def test_a_long_row_is_in_shared_memory() -> None:
     assert barriers(check(plain(bf16, 16, 4096), bf16)) == 1
 
 
+@every_run(0)
 @pytest.mark.parametrize(("depth", "shared"), [(256, 20480), (2304, 65536)])
 def test_a_warp_has_several_results(depth: int, shared: int) -> None:
     """Of which not all fit at a time."""
@@ -138,6 +140,7 @@ def test_copies_that_are_not_waited_for_are_found() -> None:
         simt.run(replace(nest, body=transform(nest.body, one)), inputs(g, {}), {})
 
 
+@every_run(1)
 @pytest.mark.parametrize(
     ("made", "bytes_"),
     [(gated(bf16, 8192, 2048), 200704), (plain(bf16, 2048, 8192), 212992)],

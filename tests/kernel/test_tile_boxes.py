@@ -20,7 +20,7 @@ from tests.gpu.tile_kernels import load
 from tests.kernel.test_distribute import described, numbers
 from tests.kernel.test_group_tiles import near, run_broken, without
 from tests.lang.tile.threads_running import run_emulated, run_threads, scheduled
-from tests.seeds import drawn
+from tests.seeds import drawn, every_run
 from tilewright.base.errors import Refused
 from tilewright.driver.looking.gpu_tile_explain import notes
 from tilewright.ir.types import bf16, from_memory
@@ -131,6 +131,7 @@ def torch_numbers(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).bfloat16()
 
 
+@every_run(1)
 @pytest.mark.parametrize("specialise", [False, True])
 def test_descriptors_of_the_host(monkeypatch: pytest.MonkeyPatch, specialise: bool) -> None:
     """Launched as on a GPU, with tensor maps; two blocks walk over four tiles. Maps are made once
@@ -268,6 +269,7 @@ def test_planted_faults_are_found(specialise: bool, kind: type[Stmt], says: str)
 # ---- code
 
 
+@every_run(1)
 @needs_ptxas
 @pytest.mark.parametrize("specialise", [False, True])
 def test_large_tiles_fit(specialise: bool) -> None:

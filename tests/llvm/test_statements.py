@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.kernel.beside import Argument, Call, fatal_side
-from tests.seeds import crossed
+from tests.seeds import crossed, every_run
 from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, from_memory, to_memory
 from tilewright.kernel.check import verify
@@ -537,6 +537,7 @@ OTHERS = {
 }
 
 
+@every_run(1)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_objects_for_other_machines(machine: str) -> None:
     target = get(machine)

@@ -9,11 +9,13 @@ import pytest
 from tilewright import ops
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Fn, Load, Reduce
+from tilewright.ir.expr import Fn, Load, Reduce, extent
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node, input
 from tilewright.ir.operator import definition
 from tilewright.ir.types import DType, TensorType, f16, f32, f64
+from tilewright.ops.arranged import Arranged
+from tilewright.ops.convolution import ConvValid
 
 rng = np.random.default_rng(3)
 
@@ -141,3 +143,14 @@ def test_symbolic_batch_and_space() -> None:
 def test_what_does_not_fit_gets_a_sentence(build, part: str) -> None:
     with pytest.raises(Invalid, match=part):
         build()
+
+
+@pytest.mark.parametrize("size", [40, D.sym("s", 0)])
+def test_sums_go_through_an_image_as_it_lies(size: D.Dim) -> None:
+    """Rows, then columns, then channels, whether their number is known or not."""
+    last = (0, 2, 3, 1)
+    op = Arranged(ConvValid((2, 2), (1, 1), 1), (last, (0, 1, 2, 3)), last)
+    image, weight = TensorType(f32, (1, size, size, 3)), TensorType(f32, (8, 3, 7, 5))
+    _, (out,) = definition(op, (image, weight))
+    assert isinstance(out.body, Reduce)
+    assert [extent(a) for a in out.body.axes] == [7, 5, 3]

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import tilewright as tw
+from tests.seeds import every_run
 from tilewright import ops
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir import dim as D
@@ -67,6 +68,7 @@ def test_0d_and_flattened_arguments() -> None:
         ops.argmax(tensor(0, 2), 0)
 
 
+@every_run(0, 3)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("descending", [False, True])
 def test_sort_against_torch(seed: int, descending: bool) -> None:
@@ -90,6 +92,7 @@ def test_sort_along_any_axis_of_any_size() -> None:
         ops.median(x, 0)
 
 
+@every_run(1, 2)
 @pytest.mark.parametrize("sizes, k", [((words.LONG + 5,), 0), ((5, 300), 0), ((1000,), 20)])
 def test_native_sorts_and_first_ones(sizes: tuple[int, ...], k: int) -> None:
     """Few different numbers, so that equal ones have to stay in their order."""

@@ -37,6 +37,7 @@ def test_few_rules_are_only_tested() -> None:
     assert tested == {
         "pow-1",
         "pow-2",
+        "scatter-one-per-row",
         "attention-online",
         "masked-attention-online",
         "attention-in-blocks",

@@ -11,7 +11,7 @@ import pytest
 
 from tests.graph.build import arg, build, graph, weight
 from tests.kernel.native import Native
-from tests.seeds import crossed
+from tests.seeds import crossed, every_run
 from tilewright.base.events import Log
 from tilewright.base.machine import CacheSizes
 from tilewright.graph.dots import DotProducts
@@ -158,6 +158,7 @@ def test_loops_of_the_instruction_compute_the_sums(case: tuple, size: tuple) -> 
     np.testing.assert_allclose(run(nest, arrays)["y0"], want, rtol=1e-6, atol=1e-6)
 
 
+@every_run(1, 3, 4, 6, 9)
 @pytest.mark.parametrize(
     ("dtypes", "size"),
     crossed(
@@ -174,6 +175,7 @@ def test_native_code_computes_the_sums(dtypes: tuple, size: tuple) -> None:
     assert native.strays(arrays) is None
 
 
+@every_run(0, 2)
 @pytest.mark.parametrize("dtypes", [(i8, i8), (u8, i8), (f32, f32)], ids=str)
 def test_any_number_of_rows(dtypes: tuple[DType, DType]) -> None:
     """One kernel, however many rows are left after the last whole tile."""

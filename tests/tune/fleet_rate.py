@@ -2,9 +2,10 @@
 
     python -m tests.tune.fleet_rate --seconds 60 --nodes 1 2
 
-Each worker has `--threads` threads, and four kernels are worked on for each, in as many processes:
-two nodes take about ten cores. Rounds take turns: a change of the machine's speed is in both.
-`--plain`: workers are processes without Ray, for a machine that has none.
+Each worker has `--threads` threads, and eight kernels are worked on for each, in as many processes:
+two nodes take sixteen cores. Rounds take turns: a change of the machine's speed is in both.
+`--plain`: workers are processes without Ray, for a machine that has none; the part of the time in
+which they measure is told: what is left of it, they wait for schedules (`--lanes` proposes more).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -72,33 +73,47 @@ class Plain:
     name: str
     facts: Facts
     measuring: Measuring
+    raced: list[tuple[float, float]] = field(default_factory=list)  # begin and end of each race
 
     def race(self, job: Job) -> list[Verdict]:
-        return self.measuring.measure(job.group, job.traces, job.rounds, job.codes)
+        begin = time.monotonic()
+        try:
+            return self.measuring.measure(job.group, job.traces, job.rounds, job.codes)
+        finally:
+            self.raced.append((begin, time.monotonic()))
+
+    def busy(self) -> float:
+        """The part of the time between its first and its last race in which it raced."""
+        whole = self.raced[-1][1] - self.raced[0][0] if self.raced else 0.0
+        return sum(end - begin for begin, end in self.raced) / whole if whole else 0.0
 
     def end(self) -> None:
         self.measuring.close()
 
 
 @contextmanager
-def plain(nodes: int, target: Target) -> Iterator[Means]:
+def plain(nodes: int, target: Target, lanes: int) -> Iterator[Means]:
     threads = knobs.threads.get() or 1
     facts = Facts("here", (target.text(),), threads, code_version())
     workers = [Plain(f"w{k}", facts, Measuring(target, threads)) for k in range(nodes)]
     pool = Pool(target, lambda known: [w for w in workers if w.name not in known])
-    shop = Shop(LANES * nodes)
+    shop = Shop(lanes * nodes)
     measuring = FleetMeasuring(pool, shop)
     try:
-        yield Means(measuring, LANES * nodes, shop)
+        yield Means(measuring, lanes * nodes, shop)
     finally:
         measuring.close()
+        print("workers measured", *(f"{w.busy():.0%}" for w in workers), "of the time")
 
 
-def rate(nodes: int, seconds: float, with_ray: bool, console: Console) -> float:
+def rate(nodes: int, seconds: float, with_ray: bool, console: Console, lanes: int = LANES) -> float:
     """Trials of a minute with so many nodes."""
     target = targets.host()
     model = model_for("auto", target, console.print)
-    used = means(f"local:{nodes}", target, Shown(console)) if with_ray else plain(nodes, target)
+    if with_ray:
+        used = means(f"local:{nodes}", target, Shown(console))
+    else:
+        used = plain(nodes, target, lanes)
     with tempfile.TemporaryDirectory() as folder, used as by:
         kernels = [(text, 1, f"k{k}") for k, text in enumerate(groups())]
         tasks = tasks_of(kernels, target, by.measuring, lambda: search_named("evolution"), model, 0)
@@ -130,12 +145,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="of each node")
     parser.add_argument("--plain", action="store_true", help="without Ray")
+    parser.add_argument("--lanes", type=int, default=LANES, help="kernels for each plain worker")
     given = parser.parse_args()
     console, found = Console(stderr=True), {n: list[float]() for n in given.nodes}
     with knobs.threads.override(given.threads):
         for _ in range(given.rounds):
             for n in given.nodes:
-                found[n].append(rate(n, given.seconds, not given.plain, console))
+                found[n].append(rate(n, given.seconds, not given.plain, console, given.lanes))
                 print(f"{n} nodes: {found[n][-1]:.0f} trials per minute", flush=True)
     base = median(found[given.nodes[0]])
     for n in given.nodes[1:]:

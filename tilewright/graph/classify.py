@@ -16,6 +16,7 @@ from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value
+from tilewright.ir.extremes import guess
 from tilewright.ir.node import Constant, Input, Item, Node, Op, topological
 from tilewright.ir.operator import composed_alone, definition, is_composed, stages
 from tilewright.ir.positions import linear_index
@@ -403,17 +404,6 @@ def _hidden(load: Load, s: Sym) -> bool:
 
 
 # ---- sizes
-
-
-def guess(x: Dim, default: int = 64) -> int:
-    """A number to plan with: symbols take a usual value within their bounds."""
-    if isinstance(x, int):
-        return x
-    env: dict[str, int] = {}
-    for s in D.symbols(x):
-        lo, hi = D.bounds(D.as_int(s))
-        env[s.name] = max(lo, min(hi, default))
-    return max(0, int(D.evaluate(x, env)))
 
 
 def nbytes(t: TensorType) -> Dim:

@@ -3,12 +3,13 @@
 Every value that a cluster stores gets an offset in one arena, unless it is a result of the program:
 then it is written to the caller's buffer. Reshapes share the storage of what they rename. Sizes may
 be symbolic; then offsets are sums of sizes, and a slot is used again only by what provably fits.
+Inputs that nobody needs after a call are memory for values, too, once they have been read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tilewright.graph.classify import facts, guess, nbytes
 from tilewright.graph.cluster import Cluster, Fused
@@ -34,20 +35,25 @@ class Plan:
     peak: int  # the arena's size, with usual values for symbols
     lower_bound: int  # the most bytes of the arena alive at once: no plan is smaller
     updated: tuple[tuple[int, Node], ...] = ()  # results that may lie where an input does
+    # Values in the memory of inputs that are not needed any more, and how many bytes from there
+    over: Mapping[Node, tuple[Node, int]] = field(default_factory=dict)
 
-    def where(self, x: Node) -> tuple[str, Dim | Node]:
-        """("arena", offset), ("output", position) or ("source", node)."""
+    def where(self, x: Node) -> tuple[str, Dim | Node | tuple[Node, int]]:
+        """("arena", offset), ("output", position), ("over", (input, at)) or ("source", node)."""
         base = self.aliases.get(x, x)
         if base in self.outputs:
             return "output", self.outputs[base]
+        if base in self.over:
+            return "over", self.over[base]
         if base in self.offsets:
             return "arena", self.offsets[base]
         return "source", base
 
     def __str__(self) -> str:
+        over = f", {len(self.over)} over inputs" if self.over else ""
         return (
             f"arena of {self.size} bytes for {len(self.offsets)} values, "
-            f"{len(self.in_place)} in place, {len(self.copies)} copied at the end"
+            f"{len(self.in_place)} in place{over}, {len(self.copies)} copied at the end"
         )
 
 
@@ -60,26 +66,34 @@ class _Storage:
     first: int
     last: int
     output: int | None = None
+    over: Node | None = None  # the input whose bytes they are
 
 
 def plan(
     fused: Fused,
     overwritten: Mapping[Node, int] | None = None,
     updates: Mapping[int, Node] | None = None,
+    spent: Collection[Node] = (),
 ) -> Plan:
     """`overwritten`: inputs that may lie where the result at a position goes, such as values that a
     loop carries. They do where that result is an update of them in place.
 
     `updates`: results that are new values of inputs, which the caller would have there. The plan
-    says of which this is possible, whatever else the program reads."""
-    return _Planner(fused, overwritten or {}, updates or {}).run()
+    says of which this is possible, whatever else the program reads.
+
+    `spent`: inputs whose values nobody needs after the call."""
+    return _Planner(fused, overwritten or {}, updates or {}, spent).run()
 
 
 class _Planner:
     def __init__(
-        self, fused: Fused, overwritten: Mapping[Node, int], updates: Mapping[int, Node]
+        self,
+        fused: Fused,
+        overwritten: Mapping[Node, int],
+        updates: Mapping[int, Node],
+        spent: Collection[Node],
     ) -> None:
-        self.fused, self.overwritten, self.updates = fused, overwritten, updates
+        self.fused, self.overwritten, self.updates, self.spent = fused, overwritten, updates, spent
         self.storage: dict[Node, _Storage] = {}
         self.in_place: dict[Node, Node] = {}
         self.readers: dict[tuple[Node, int], int] = {}  # of a value in a batch
@@ -90,6 +104,9 @@ class _Planner:
         for x, at in self.overwritten.items():
             if x in last and x not in copied:
                 self.storage[x] = _Storage([x], aligned(nbytes(x.ttype)), -1, last[x], at)
+        lent = [x for x in self.spent if x not in copied and self.may_lend(x)]
+        for x in lent:
+            self.storage[x] = _Storage([x], nbytes(x.ttype), -1, last.get(x, -1), over=x)
         updated = []
         for k, c in enumerate(self.fused.clusters):
             taken: set[Node] = set()
@@ -107,7 +124,11 @@ class _Planner:
             if x in self.storage and self.storage[x].nodes == [x]:
                 del self.storage[x]
         storages = list({id(s): s for s in self.storage.values()}.values())
-        inside = [s for s in storages if s.output is None]
+        rooms = [_Room(s) for s in storages if s.over is not None]
+        over = {n: (s.over, 0) for s in storages if s.over for n in s.nodes if n is not s.over}
+        inside = _place_over(
+            [s for s in storages if s.output is None and s.over is None], rooms, over
+        )
         size = _place_all(inside, offsets := {})
         bound = _most_alive([(guess(s.size), s.first, s.last) for s in inside])
         outputs = {n: s.output for s in storages if s.output is not None for n in s.nodes}
@@ -121,7 +142,13 @@ class _Planner:
             guess(size),
             bound,
             tuple(updated),
+            over,
         )
+
+    def may_lend(self, x: Node) -> bool:
+        """Has an input enough bytes, of a known number?"""
+        size = nbytes(x.ttype)
+        return isinstance(size, int) and size >= LENT
 
     def base(self, x: Node) -> Node:
         return self.fused.aliases.get(x, x)
@@ -167,6 +194,8 @@ class _Planner:
             at = self.overwritten.get(base)
             if at is not None and (c.kind != "program" or results.get(o) != at):
                 continue  # a copy before the loop pays where a round updates a few elements
+            if found.over is not None and o in results:
+                continue  # a result is the caller's
             taken.add(base)
             found.nodes.append(o)
             found.last = last[o]
@@ -256,6 +285,52 @@ def _loaded(t: Tensor) -> set[Tensor | str]:
 
 
 # ---- placement
+
+LENT = 1 << 16  # bytes of an input from which on its memory is used again
+
+
+class _Room:
+    """The memory of an input, and what lives there, after it has been read."""
+
+    def __init__(self, own: _Storage) -> None:
+        assert own.over is not None
+        self.input = own.over
+        size = nbytes(self.input.ttype)
+        assert isinstance(size, int)
+        self.size = size // ALIGNMENT * ALIGNMENT
+        self.tenants = [(0, self.size, own.first, own.last)]  # first and last byte, and moment
+
+    def offset(self, size: int, first: int, last: int) -> tuple[int, int] | None:
+        """The bytes that are left of the smallest gap with room for a lifetime, and where it is."""
+        best: tuple[int, int] | None = None
+        top = 0
+        alive = [t for t in self.tenants if not (t[3] < first or last < t[2])]
+        for begin, end, _, _ in sorted((*alive, (self.size, self.size, 0, 0))):
+            left = begin - top - size
+            if left >= 0 and (best is None or left < best[0]):
+                best = left, top
+            top = max(top, end)
+        return best
+
+
+def _place_over(
+    storages: Sequence[_Storage], rooms: Sequence[_Room], over: dict[Node, tuple[Node, int]]
+) -> list[_Storage]:
+    """Those that find no room in the memory of inputs; the largest look for it first."""
+    rest: list[_Storage] = []
+    for s in sorted(storages, key=lambda s: (-guess(s.size), s.first)):
+        size = s.size
+        found: list[tuple[tuple[int, int], int]] = []
+        if isinstance(size, int) and size >= LENT:
+            at = ((r.offset(size, s.first, s.last), k) for k, r in enumerate(rooms))
+            found = [(where, k) for where, k in at if where is not None]
+        if not found or not isinstance(size, int):
+            rest.append(s)
+            continue
+        (_, offset), k = min(found)
+        rooms[k].tenants.append((offset, offset + size, s.first, s.last))
+        over.update((n, (rooms[k].input, offset)) for n in s.nodes)
+    return rest
 
 
 def aligned(size: Dim) -> Dim:

@@ -29,11 +29,10 @@ from tilewright.ir.polynomial import (
     known_lt,
     known_ne,
     linear,
-    maximum,
-    minimum,
     mod,
     nonneg,
     only_atom,
+    quo,
     remembered,
     symbols,
 )
@@ -116,6 +115,28 @@ def as_int(s: Sym) -> Int:
 
 def ceildiv(a: Dim, n: Dim) -> Dim:
     return floordiv(a + n - 1, n)
+
+
+@remembered
+def minimum(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    if known_le(a, b):
+        return a
+    if known_le(b, a):
+        return b
+    return from_atom(quo("min", *sorted((a, b), key=str)))
+
+
+@remembered
+def maximum(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    if known_le(a, b):
+        return b
+    if known_le(b, a):
+        return a
+    return from_atom(quo("max", *sorted((a, b), key=str)))
 
 
 # ---- traversal
@@ -215,12 +236,15 @@ def evaluate(
         memo = {}
     elif x in memo:
         return memo[x]
-    total: Any = 0
+    # Neither times 1 nor plus 0: with arrays each of them is one more array.
+    total: Any = None
     for mono, c in x.terms:
-        p: Any = c
+        p: Any = c if c != 1 or not mono else None
         for a in mono:
-            p = p * _eval_atom(a, env, on_data, memo)
-        total = total + p
+            v = env[a.name] if type(a) is Sym else _eval_atom(a, env, on_data, memo)
+            p = v if p is None else p * v
+        total = p if total is None else total + p
+    total = 0 if total is None else total
     memo[x] = total
     return total
 

@@ -48,3 +48,14 @@ def _of_atom(atom: Atom, most: Mapping[Sym, Dim], high: bool) -> Dim:
         of = D.minimum if atom.op == "min" else D.maximum
         found = of(a, _extreme(atom.b, most, high))
     return found if high else D.maximum(found, 0)
+
+
+def guess(x: Dim, default: int = 64) -> int:
+    """A number to plan with: symbols take a usual value within their bounds."""
+    if isinstance(x, int):
+        return x
+    env: dict[str, int] = {}
+    for s in D.symbols(x):
+        lo, hi = D.bounds(D.as_int(s))
+        env[s.name] = max(lo, min(hi, default))
+    return max(0, int(D.evaluate(x, env)))

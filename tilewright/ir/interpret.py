@@ -335,17 +335,21 @@ class Evaluator:
         return self._element(v, a)
 
     def _element(self, v: Load, a: np.ndarray) -> np.ndarray:
-        index = []
+        index: list[Any] = []
         for i, n in zip(v.index, a.shape, strict=True):
-            x = np.asarray(self.dim(i))
+            x = self.dim(i)
+            if type(x) is int and 0 <= x < n:
+                index.append(x)
+                continue
+            x = np.asarray(x)
             outside = (x < 0) | (x >= n)
-            if outside.any():
+            if np.count_nonzero(outside):  # `any` goes through Python once more
                 if np.any(outside & self.mask):
                     raise IndexError(f"{v!r} reads outside an axis of {n}")
                 x = np.clip(x, 0, max(n - 1, 0))
             index.append(x)
         if a.size == 0:
-            return np.zeros(np.broadcast_shapes(*(i.shape for i in index)), a.dtype)
+            return np.zeros(np.broadcast_shapes(*map(np.shape, index)), a.dtype)
         return np.asarray(a[tuple(index)] if index else a)
 
     def _reduce(self, v: Reduce) -> Any:

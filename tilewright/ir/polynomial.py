@@ -122,16 +122,11 @@ def _joined(terms: dict[Monomial, int], mono: Monomial) -> bool:
         c = terms[mono]
         rest = mono[:k] + mono[k + 1 :]
         quo = _quotient(atom)
-        if isinstance(atom.b, int):
-            other, factor = tuple(sorted((*rest, quo))), atom.b
-        elif len(atom.b.terms) == 1:
-            (bm, factor) = atom.b.terms[0]
-            other = tuple(sorted((*rest, quo, *bm)))
-        else:
+        others = {tuple(sorted((*rest, quo, *m))): factor for m, factor in _terms(atom.b)}
+        if any(terms.get(m) != c * factor for m, factor in others.items()):
             continue
-        if terms.get(other) != c * factor:
-            continue
-        del terms[other], terms[mono]
+        for m in (*others, mono):
+            del terms[m]
         for m, v in _terms(atom.a):
             key = tuple(sorted((*m, *rest)))
             terms[key] = terms.get(key, 0) + v * c
@@ -149,7 +144,7 @@ def _quotient(atom: Quo) -> Atom:
             found = only_atom(floordiv(inner.a, inner.b * atom.b))
             if found is not None:
                 return found
-    return _atom("floordiv", atom.a, atom.b)
+    return quo("floordiv", atom.a, atom.b)
 
 
 def _terms(x: Dim) -> tuple[tuple[Monomial, int], ...]:
@@ -213,7 +208,7 @@ def from_atom(atom: Atom) -> Dim:
     return _make({(atom,): 1})
 
 
-def _atom(op: str, a: Dim, b: Dim) -> Quo:
+def quo(op: str, a: Dim, b: Dim) -> Quo:
     sign = {"floordiv": "//", "mod": "%"}.get(op)
     text = f"({_wrap(a)}{sign}{_wrap(b)})" if sign else f"{op}({a},{b})"
     atom = interned((op, a, b), lambda: Quo(op, a, b), short_key(op, text))
@@ -291,8 +286,9 @@ def _compute_bounds(atom: Atom) -> tuple[int, int]:
         return min(la, lb), min(ha, hb)
     if atom.op == "max":
         return max(la, lb), max(ha, hb)
-    if lb <= 0:
+    if lb < 0:
         return -INF, INF
+    lb, hb = max(lb, 1), max(hb, 1)  # where it is 0 the quotient has no meaning
     if atom.op == "mod":
         return 0, min(hb - 1, ha) if la >= 0 else hb - 1
     lo = -INF if la <= -INF else la // (lb if la < 0 else hb)
@@ -332,9 +328,15 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
                 worst = atom.a if coef < 0 else atom.a - n + 1
                 if coef % n == 0:
                     return nonneg(rest + coef // n * worst, depth - 1)
-                open_end = not all(map(_is_bounded_by_numbers, symbols(worst)))
+                open_end = not all(map(_is_bounded, symbols(worst)))
                 if open_end and nonneg(n * rest + coef * worst + n - 1, depth - 1):
                     return True
+            elif coef == -1 and bounds(n)[0] >= 0:  # a//n <= rest is a < (rest+1)*n
+                if nonneg((rest + 1) * n - 1 - atom.a, depth - 1):
+                    return True
+        elif isinstance(atom, Quo) and atom.op == "mod" and isinstance(n := atom.b, Int):
+            if bounds(n)[0] >= 0 and nonneg(-coef, 0) and nonneg(rest + coef * (n - 1), depth - 1):
+                return True
         elif isinstance(atom, Sym) and nonneg(coef, depth - 1):
             return nonneg(rest + coef * atom.lo, depth - 1)
         elif isinstance(atom, Sym) and atom.hi is not None and nonneg(-coef, depth - 1):
@@ -344,6 +346,11 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
 
 def _is_bounded_by_numbers(atom: Atom) -> bool:
     return not isinstance(atom, Sym) or not (isinstance(atom.lo, Int) or isinstance(atom.hi, Int))
+
+
+def _is_bounded(atom: Atom) -> bool:
+    """By numbers on both sides?"""
+    return _is_bounded_by_numbers(atom) and _atom_bounds(atom)[1] < INF
 
 
 def linear(x: Int, atom: Atom) -> tuple[Dim, Dim | None]:
@@ -417,7 +424,7 @@ def _term_divisor(mono: Monomial, c: int) -> int:
     return d
 
 
-# ---- quotient, remainder, minimum, maximum
+# ---- quotient, remainder
 
 
 @remembered
@@ -436,7 +443,7 @@ def floordiv(a: Dim, n: Dim) -> Dim:
     if isinstance(inner, Quo) and inner.op == "floordiv":
         if isinstance(inner.b, int) and isinstance(n, int):
             return q + floordiv(inner.a, inner.b * n)
-    return q + from_atom(_atom("floordiv", rest, n))
+    return q + from_atom(quo("floordiv", rest, n))
 
 
 @remembered
@@ -452,7 +459,7 @@ def mod(a: Dim, n: Dim) -> Dim:
     if part is not None:
         return mod(part[0], part[1]) * part[2] + part[3]
     whole = _without_remainders(rest, n)
-    return from_atom(_atom("mod", rest, n)) if Int in (type(whole), type(n)) else whole % n
+    return from_atom(quo("mod", rest, n)) if Int in (type(whole), type(n)) else whole % n
 
 
 def _without_remainders(a: Dim, n: Dim) -> Dim:
@@ -520,28 +527,6 @@ def _reduce_gcd(rest: Dim, n: Dim) -> tuple[Dim, Dim, int, Dim] | None:
         if 0 <= lo and hi < g:
             return _make(part), _make({m: c // g for m, c in _terms(n)}), g, small
     return None
-
-
-@remembered
-def minimum(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, b)
-    if known_le(a, b):
-        return a
-    if known_le(b, a):
-        return b
-    return from_atom(_atom("min", *sorted((a, b), key=str)))
-
-
-@remembered
-def maximum(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return max(a, b)
-    if known_le(a, b):
-        return b
-    if known_le(b, a):
-        return a
-    return from_atom(_atom("max", *sorted((a, b), key=str)))
 
 
 # ---- what they are made of

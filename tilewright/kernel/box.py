@@ -95,8 +95,24 @@ def clipped(base: Dim, size: Dim, full: Dim) -> tuple[Dim, Dim]:
     """(where it begins, how many points) of the part of [base, base+size) that lies in [0, full).
     A box may reach beyond the buffer on either side where what is read there is not used."""
     low = base if D.nonneg(base) else D.maximum(base, 0)
+    if size == 1 and low is base and _is_below(base, full):
+        return base, 1
     count = D.minimum(size, full - base) if low is base else D.minimum(base + size, full) - low
     return low, count if D.nonneg(count) else D.maximum(count, 0)
+
+
+def _is_below(x: Dim, end: Dim, depth: int = 4) -> bool:
+    """Is x < end for all values of the loops that it mentions? Their last values are tried, each
+    end of a ragged loop alone."""
+    if D.known_le(x + 1, end):
+        return True
+    for v in sorted(D.symbols(x), key=lambda v: v.name, reverse=True) if depth else ():
+        c = D.coefficient(x, v)
+        if v.hi is not None and isinstance(c, int) and c > 0:
+            rest = x - c * D.as_int(v)
+            if any(_is_below(rest + c * last, end, depth - 1) for last in _alternatives(v.hi)):
+                return True
+    return False
 
 
 def narrowed_axes(

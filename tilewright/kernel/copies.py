@@ -17,6 +17,13 @@ import numpy as np
 NOBODY = -1
 
 
+def present(who: np.ndarray, count: int) -> np.ndarray:
+    """Which of so many threads are among these; without sorting, as sets of numpy would."""
+    out = np.zeros(count, np.bool_)
+    out[who] = True
+    return out
+
+
 @dataclass
 class Flight:
     """Per cell of a buffer: the thread that issued a copy, its value, and its group."""
@@ -56,15 +63,16 @@ class Copies:
         f.what = x.what
 
     def commit(self, who: np.ndarray) -> None:
-        self.commits[np.unique(who)] += 1
+        self.commits += present(who, len(self.commits))
 
     def wait(self, who: np.ndarray, pending: int) -> list[Copy]:
         """What arrives: all groups of these threads but their latest `pending` ones."""
         out: list[Copy] = []
+        waits = present(who, len(self.commits))
         for name, f in self.flights.items():
-            cells = np.flatnonzero((f.thread != NOBODY) & np.isin(f.thread, who))
+            cells = np.flatnonzero(f.thread != NOBODY)
             mine = f.thread[cells]
-            there = f.group[cells] < self.commits[mine] - pending
+            there = waits[mine] & (f.group[cells] < self.commits[mine] - pending)
             cells, mine = cells[there], mine[there]
             if cells.size:
                 f.thread[cells] = NOBODY
@@ -105,7 +113,7 @@ class Products:
         self.results: dict[str, np.ndarray] = {}  # per thread and cell: which wrote it last, or 0
 
     def begin(self, who: np.ndarray) -> None:
-        self.begun[np.unique(who)] += 1
+        self.begun += present(who, len(self.begun))
 
     def read(self, buffer: str, cells: np.ndarray, threads: np.ndarray, what: str) -> None:
         both = np.unique(cells * len(self.begun) + threads)  # once each
@@ -120,8 +128,7 @@ class Products:
 
     def wait(self, who: np.ndarray, pending: int) -> list[Read]:
         """The reads that are over: of all instructions of these threads but the latest."""
-        waits = np.zeros(len(self.begun), np.bool_)
-        waits[who] = True
+        waits = present(who, len(self.begun))
         done: list[Read] = []
         left: list[Read] = []
         for r in self.reads:

@@ -283,7 +283,7 @@ class Machine:
             return cells
         for k, (x, size) in enumerate(zip(index, a.shape, strict=True)):
             bad = outside(x, size)
-            if bad.any():
+            if np.count_nonzero(bad):
                 bad = np.broadcast_to(bad, (n,))
                 what, where = _cell_text(name, at), _places(ev.points, bad)
                 raise RunError(f"{stage}: {what} writes outside axis {k - own} of {size}{where}")
@@ -517,7 +517,7 @@ class _Reader(Evaluator):
                 continue
             x = np.asarray(x)
             bad = outside(x, n)
-            if bad.any():
+            if np.count_nonzero(bad):  # `any` goes through Python once more
                 bad = bad & self.mask
                 if np.any(bad):
                     where = _places(self.points, np.asarray(bad))
@@ -565,13 +565,12 @@ class _Race:
     def judge(self, memory: Mapping[str, np.ndarray]) -> None:
         for name, writes in self.writes.items():
             owner = np.full(memory[name].size, -1, np.int64)
-            pairs = np.unique(np.concatenate([p for _, p in writes]), axis=0)
-            twice = pairs[1:, 0] == pairs[:-1, 0]
-            if twice.any():
+            pairs = np.concatenate([p for _, p in writes])
+            owner[pairs[:, 0]] = pairs[:, 1]
+            if (owner[pairs[:, 0]] != pairs[:, 1]).any():
                 raise RunError(
                     f"two iterations of parallel {self.loop} write one cell: {writes[0][0]()}"
                 )
-            owner[pairs[:, 0]] = pairs[:, 1]
             for what, p in self.reads.get(name, []):
                 if ((owner[p[:, 0]] >= 0) & (owner[p[:, 0]] != p[:, 1])).any():
                     who = f"an iteration of parallel {self.loop}"

@@ -25,7 +25,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.types import as_dtype
 from tilewright.kernel.atomic import in_one
 from tilewright.kernel.banks import Turns, given_rows, turns
-from tilewright.kernel.copies import Copies, Copy, Products
+from tilewright.kernel.copies import Copies, Copy, Products, present
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.fragments import LANE, LANES
 from tilewright.kernel.interpret import Env, Machine, RunError, _combine, execute, outside
@@ -227,7 +227,7 @@ class _Block:
             w.clear()
 
     def _absent(self, who: np.ndarray) -> np.ndarray:
-        return np.setdiff1d(np.arange(self.count), who)
+        return np.flatnonzero(~present(who, self.count))
 
     def _come(self, s: Loop, who: np.ndarray, why: str) -> None:
         if (absent := self._absent(who)).size:
@@ -283,8 +283,9 @@ class _Block:
         """An instruction of whole warps: every element is read and written by its owner."""
         team = found.intrinsic.team
         threads = prod(team.values())
-        chain, warps = nested(s), np.unique(who // threads)
-        absent = np.setdiff1d(np.arange(threads), who[who // threads == warps[0]] % threads)
+        warp = who // threads
+        chain, (warps, first) = nested(s), np.unique(warp, return_index=True)
+        absent = np.flatnonzero(~present(who[warp == warps[0]] % threads, threads))
         fits = all(self._width(a) == k for a, k in team.items())
         if not fits or absent.size or len(who) % threads:
             raise RunError(f"{s.instruction} is for whole warps, which do not come to {s.name}")
@@ -293,7 +294,6 @@ class _Block:
         self.goes_on = found.intrinsic.asynchronous
         if self.goes_on:
             self.products.begin(who)
-        first = np.array([np.flatnonzero(who // threads == w)[0] for w in warps])
         here = {k: v[first] if np.ndim(v) else v for k, v in env.items()}
         owners = {x.buffer: x.owners for x in found.operands if x.owners}
         ev = Owned(self, store.stage, here, warps * threads, owners, chain)
@@ -504,7 +504,7 @@ class _Block:
         out = np.zeros(len(who), np.int64)
         for k, (x, size) in enumerate(zip(index, shape, strict=True)):
             odd = outside(x, size)
-            if odd.any():
+            if np.count_nonzero(odd):
                 bad = np.flatnonzero(odd & mask)
                 if bad.size:
                     at = f"index {int(x[bad[0]])} in {self.thread(who[bad[0]])}"

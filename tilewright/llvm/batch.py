@@ -13,8 +13,8 @@ from collections.abc import Sequence
 PIECE = 8192
 
 # Of each argument: where it is (the inputs', the results' addresses, or the arena), at which place,
-# and the bytes from an element to the next.
-Row = tuple[str, int, Sequence[tuple[int, object, int]]]
+# how many bytes behind it, and the bytes from an element to the next.
+Row = tuple[str, int, Sequence[tuple[int, object, int, int]]]
 
 
 def pieces_of(count: int) -> int:
@@ -34,13 +34,14 @@ def batch_tables(name: str, rows: Sequence[Row]) -> tuple[str, int]:
             f"i64 {last}, ptr @{symbol} }}"
         )
         arguments += [
-            f"{{ i64, i64, i64 }} {{ i64 {kind}, i64 {at}, i64 {step} }}" for kind, at, step in args
+            f"{{ i64, i64, i64, i64 }} {{ i64 {kind}, i64 {at}, i64 {step}, i64 {behind} }}"
+            for kind, at, behind, step in args
         ]
         first += pieces_of(count)
     text = [
         f"@{name} = internal constant [{len(calls)} x {{ i64, i64, i64, i64, ptr }}] "
         f"[{', '.join(calls)}]",
-        f"@{name}.args = internal constant [{len(arguments)} x {{ i64, i64, i64 }}] "
+        f"@{name}.args = internal constant [{len(arguments)} x {{ i64, i64, i64, i64 }}] "
         f"[{', '.join(arguments)}]",
         f"@{name}.count = internal constant i64 {len(rows)}",
     ]
@@ -101,12 +102,14 @@ next:
   %more = icmp ult i64 %a, %end
   br i1 %more, label %argument, label %run
 argument:
-  %row = getelementptr {{ i64, i64, i64 }}, ptr %all, i64 %a
+  %row = getelementptr {{ i64, i64, i64, i64 }}, ptr %all, i64 %a
   %kind = load i64, ptr %row
   %at.at = getelementptr i64, ptr %row, i64 1
   %at = load i64, ptr %at.at
   %step.at = getelementptr i64, ptr %row, i64 2
   %step = load i64, ptr %step.at
+  %behind.at = getelementptr i64, ptr %row, i64 3
+  %behind = load i64, ptr %behind.at
   %base.at = getelementptr ptr, ptr %batch, i64 %kind
   %base = load ptr, ptr %base.at
   %inside = icmp eq i64 %kind, 2
@@ -120,7 +123,8 @@ listed:
   br label %put
 put:
   %address = phi ptr [ %place, %arena ], [ %given, %listed ]
-  %offset = mul i64 %start, %step
+  %further = mul i64 %start, %step
+  %offset = add i64 %further, %behind
   %moved = getelementptr i8, ptr %address, i64 %offset
   %number = sub i64 %a, %begin
   %arg = getelementptr ptr, ptr %args, i64 %number

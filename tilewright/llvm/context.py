@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Value
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Nest, Stmt, walk, writes
+from tilewright.kernel.nest import Nest, Stmt, Store, walk, writes
 from tilewright.kernel.roles import shows_others
 
 LANE = "lane"
@@ -67,7 +67,9 @@ class Context:
         memory, and at a barrier it sees all that others have written."""
         if self.barriers and any(shows_others(s) for s, _ in walk(body)):
             return frozenset(writes(self.n.body))
-        found = writes(body)
+        one = body[0] if len(body) == 1 else None
+        # Most are single stores, in the thousands where loops are unrolled: they need no walk.
+        found = {one.buffer} if isinstance(one, Store) else writes(body)
         return frozenset(found | self.pointers if found & self.pointers else found)
 
     def touch(self, s: Stmt) -> None:

@@ -18,10 +18,12 @@ from tilewright.llvm.sizes import DECLARED, Sizes
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a value lives: in[k], out[k], or at a byte offset of the arena."""
+    """Where a value lives: in[k], out[k], or at a byte offset of the arena. One over an input that
+    is not needed any more lies `offset` bytes behind its beginning."""
 
     kind: str  # "in", "out", "arena"
     at: Dim
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ def _overlap(a: Slot, size_a: Dim, b: Slot, size_b: Dim) -> bool:
     if a.kind != b.kind:
         return False  # results, operands and the arena lie apart
     if a.kind != "arena":
-        return a.at == b.at
+        if a.at != b.at:
+            return False
+        a, b = Slot("in", a.offset), Slot("in", b.offset)
     numbers = (a.at, size_a, b.at, size_b)
     if not all(isinstance(x, int) for x in numbers):
         return True
@@ -245,7 +249,8 @@ class _Writer(Sizes):
         if s.kind == "arena":
             return self.put(f"getelementptr i8, ptr %arena, i64 {self.dim(s.at)}")
         p = self.put(f"getelementptr ptr, ptr %{s.kind}, i64 {s.at}")
-        return self.put(f"load ptr, ptr {p}")
+        start = self.put(f"load ptr, ptr {p}")
+        return self.put(f"getelementptr i8, ptr {start}, i64 {s.offset}") if s.offset else start
 
     def size(self, d: str | int) -> str:
         return self.values[d] if isinstance(d, str) else str(d)
@@ -277,7 +282,7 @@ class _Writer(Sizes):
                 p.call.symbol,
                 p.count,
                 [
-                    (("in", "out", "arena").index(s.kind), s.at, step)
+                    (("in", "out", "arena").index(s.kind), s.at, s.offset, step)
                     for s, step in zip(p.call.args, p.steps or (0,) * len(p.call.args), strict=True)
                 ],
             )

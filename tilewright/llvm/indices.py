@@ -205,6 +205,10 @@ class Indices:
     def _quotient(self, atom: Quo, a: str, b: str) -> str:
         if atom.op in ("min", "max"):
             return self.w.integer("s" + atom.op, a, b)
+        if (
+            D.bounds(atom.b)[0] < 1
+        ):  # loops over as many are never run, but it is computed before them
+            b = self.w.integer("smax", b, "1")
         if D.bounds(atom.a)[0] >= 0:
             code = "udiv" if atom.op == "floordiv" else "urem"
             if self._fits(atom):

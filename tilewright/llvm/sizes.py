@@ -59,6 +59,8 @@ class Sizes(Text):
         a, b = self.dim(q.a), self.dim(q.b)
         if q.op in ("min", "max"):
             return self.put(f"call i64 @llvm.s{q.op}.i64(i64 {a}, i64 {b})")
+        if D.bounds(q.b)[0] < 1:  # of what has no elements then
+            b = self.put(f"call i64 @llvm.smax.i64(i64 {b}, i64 1)")
         if D.bounds(q.a)[0] >= 0:
             return self.put(f"{'udiv' if q.op == 'floordiv' else 'urem'} i64 {a}, {b}")
         return rounded_down(self.put, q.op, a, b)

@@ -16,6 +16,7 @@ from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Reduce, Tensor, Value
+from tilewright.ir.extremes import guess
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
 from tilewright.ir.positions import linear_index
@@ -102,7 +103,8 @@ class Arranged(Op):
 
 
 def in_order(r: Reduce) -> Value:
-    """A sum whose innermost axis is the one along which its first operand lies."""
+    """A sum whose innermost axis is the one along which its first operand lies. Rows of an image
+    are far apart, however long they are."""
     load = next(E.loads(r.body), None)
     if len(r.axes) < 2 or load is None or not isinstance(load.source, Tensor):
         return r
@@ -112,7 +114,7 @@ def in_order(r: Reduce) -> Value:
 
     def step(axis: Sym) -> int:
         c = D.coefficient(at, axis)
-        return -c if isinstance(c, int) and c > 0 else 0
+        return 0 if c is None else -guess(c)
 
     axes = sorted(r.axes, key=step)
     fresh = [D.var(a.name, E.extent(b)) for a, b in zip(r.axes, axes, strict=True)]

@@ -119,7 +119,7 @@ class Program:
         self.inputs, self.outputs, self.dims = data.inputs, data.outputs, data.dims
         self.arena, self.constants, self.kernels = data.arena, data.constants, data.kernels
         self.weights, self.kept, self.recipes = data.weights, data.kept, data.recipes
-        self.updated = data.updated
+        self.updated, self.spent = data.updated, data.spent
         if prologue is None and data.prologue is not None:
             prologue = self._like_this(data.prologue)
         self.prologue = prologue

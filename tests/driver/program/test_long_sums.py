@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
 import tilewright as tw
+from tests.driver.running import call
 from tests.seeds import drawn
+from tilewright import ops
+from tilewright.driver.program.programs import compile_graph
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Graph, input
+from tilewright.ir.types import TensorType, f32
 from tilewright.kernel.defaults.cascades import CHAIN
 
 SUMS = [
@@ -72,3 +80,31 @@ def test_whole_numbers_and_strict_sums_stay_one_chain() -> None:
     for row in y:
         one += row
     assert torch.equal(tw.compile(lambda x: x.sum(0), y, precision="strict")(y), one)
+
+
+ANY_NUMBER = [  # the lengths that a call decides are None
+    ((None,), (0,), (1_003, 70_001, 1_000_003)),
+    ((None, 33), (0,), (1_000, 30_011)),
+    ((3, None), (1,), (1_025, 300_007)),
+    ((1, None, None, 64), (1, 2), (36, 144)),
+    ((1, 8, None, None), (2, 3), (36, 700)),
+    ((2, None, 3), (1,), (7_001, 36_000)),
+]
+
+
+@pytest.mark.parametrize(("shape", "over", "lengths"), ANY_NUMBER)
+def test_of_a_number_that_a_call_decides(
+    shape: tuple[int | None, ...], over: tuple[int, ...], lengths: tuple[int, ...]
+) -> None:
+    """One program for all lengths, in which no chain of additions grows with the length."""
+    sizes: list[Dim] = [D.sym(f"n{k}", 0) if n is None else n for k, n in enumerate(shape)]
+    x = input("x", TensorType(f32, tuple(sizes)))
+    program = compile_graph(Graph("sums", (x,), (ops.sum(x, over),)))
+    draw = np.random.default_rng(8)
+    for n in (0, 1, *lengths):
+        given = draw.random([n if k is None else k for k in shape], np.float32)
+        (got,) = call(program, [given], dict.fromkeys(program.dims, n))
+        want = given.sum(over, dtype=np.float64)
+        eager = torch.from_numpy(given).sum(over).numpy()
+        unit = np.finfo(np.float32).eps * np.abs(want).max(initial=0)
+        assert np.all(np.abs(got - want) <= 2 * np.abs(eager - want).max(initial=0) + 4 * unit), n

@@ -22,7 +22,7 @@ from torch import nn
 import tilewright as tw
 from tests.driver.random_programs import check_seed
 from tests.driver.taken_core import slowdown
-from tests.seeds import crossed, drawn
+from tests.seeds import crossed, drawn, every_run
 from tilewright import ops, targets
 from tilewright.base import knobs, machine
 from tilewright.driver.program import code, programs
@@ -315,6 +315,7 @@ class Unloaded:
         assert any(name in x.defined for x in self.found)
 
 
+@every_run(0, 2, 4, 6, 8, 10, 12)
 @pytest.mark.parametrize(
     ("name", "target"), crossed(PROGRAMS, ["x86-64", "x86-64-v3", "x86-64-v4", "arm64"], 4)
 )

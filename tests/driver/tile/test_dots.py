@@ -11,7 +11,7 @@ import torch
 
 import tilewright as tw
 import tilewright.language as tl
-from tests.seeds import crossed, diagonals, drawn, named
+from tests.seeds import crossed, diagonals, drawn, every_run, named
 from tests.targets.test_dots import TILES, V2, V3, V4, arm64_with, x86_with
 from tilewright.driver.tile.compile import write_tile
 from tilewright.ir.types import DTYPES
@@ -105,6 +105,7 @@ SIZES = [(64, 64, 64), (45, 50, 70), (96, 160, 256)]
 BLOCKS = [(64, 64, 64), (16, 16, 16), (32, 128, 32)]
 
 
+@every_run(0, 3, 6, 8)
 @pytest.mark.parametrize(
     ("dtype", "size", "blocks"), diagonals([*INTEGERS, *FLOATS], SIZES, BLOCKS, step=5)
 )
@@ -341,6 +342,7 @@ def added(a, b, c, K, N: tl.constexpr, BK: tl.constexpr):
     tl.store(c + n[:, None] * N + n[None, :], total)
 
 
+@every_run(0, 2)
 @pytest.mark.parametrize(("make", "features"), [(x86_with, V3), (x86_with, V4), (arm64_with, ())])
 def test_large_products_fill_panels_in_their_turn(make: type, features: tuple[str, ...]) -> None:
     """And start from zero there: what is multiplied next is in the first cache."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tilewright as tw
+from tests.seeds import every_run
 from tilewright.driver.torch.reasons import _BREAKS, break_reason, fallback_remedy, title_of
 from tilewright.driver.torch.recompiled import Frame, change_of
 
@@ -70,6 +71,7 @@ BROKEN = [
 ]
 
 
+@every_run(0, 3, 4, 7, 8, 11, 12, 15)
 @pytest.mark.parametrize("compiler", COMPILERS, ids=["tw", "torch"])
 @pytest.mark.parametrize("case", BROKEN, ids=lambda c: c[0].__name__)
 def test_every_cut_is_told_with_its_line_and_remedy(
@@ -155,6 +157,7 @@ CHANGES = [
 ]
 
 
+@every_run(0, 3, 4, 7, 8, 11, 12, 15)
 @pytest.mark.parametrize("compiler", COMPILERS, ids=["tw", "torch"])
 @pytest.mark.parametrize("case", CHANGES, ids=lambda c: c[3].replace(" ", "-"))
 def test_a_recompile_says_what_changed(

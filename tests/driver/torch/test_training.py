@@ -10,6 +10,7 @@ from torch import nn
 
 import tilewright as tw
 from tests.driver.training_models import trained, without_chance
+from tilewright.driver.api import history_of
 
 
 def test_what_is_kept_for_the_gradient_is_told() -> None:
@@ -45,6 +46,46 @@ def test_updates_of_an_optimizer_are_one_native_program() -> None:
         eager.step()
     for p, q in zip(net.parameters(), others.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_are_computed_in_the_memory_of_what_was_kept() -> None:
+    """Unless somebody may still read that."""
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(3)))
+    step = tw.compile(lambda x: net(x).square().mean(), strict=True)
+    x = torch.randn(256, 128)
+    net(x).square().mean().backward()
+    eager = [p.grad for p in net.parameters()]
+
+    def judge() -> None:
+        for p, g in zip(net.parameters(), eager, strict=True):
+            torch.testing.assert_close(p.grad, g, rtol=1e-4, atol=1e-7)
+            p.grad = None
+
+    net.zero_grad()
+    loss = step(x)
+    loss.backward()
+    judge()
+    programs = [p for s in history_of(step)[0] for u in s.units for p in u.programs]
+    assert any(p.spent for p in programs)
+    loss = step(x)
+    loss.backward(retain_graph=True)
+    judge()
+    loss.backward()
+    judge()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    seen: list[torch.Tensor] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        loss = step(x)
+    before = [x.clone() for x in seen]
+    loss.backward()
+    judge()
+    assert len(before) > 3 and all(map(torch.equal, seen, before))
 
 
 @pytest.mark.slow

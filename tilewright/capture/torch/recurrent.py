@@ -83,6 +83,9 @@ def _direction(
         return [*(s.clone() for s in new), shown.clone()]
 
     first = [s.clone(memory_format=torch.contiguous_format) for s in states]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (products, *own)):
+        # In torch 2.11 a scan whose first states need no gradient passes none from step to step.
+        first = [s if s.requires_grad else s.requires_grad_() for s in first]
     *last, whole = scan_op(step, first, sliced, tuple(own))
     return (whole.flip(0) if back else whole), last
 

@@ -180,7 +180,9 @@ def compiled(
         always = Builder(*common, code, stages, by)
         if by is options.choose:  # one of the user's own decides about every kernel
             always.recorded = Recorded()
-        always.begin(parts.main, len(graph.inputs), graph.inputs, dict(options.updates))
+        always.begin(
+            parts.main, len(graph.inputs), graph.inputs, dict(options.updates), options.spent
+        )
         builders = [b for b in (once, always) if b is not None]
         with phases("kernels"):
             compilers.finish()
@@ -219,7 +221,10 @@ def looked_into(graph: Graph, options: Options, target: Target) -> list[Cut]:
     runs: list[PassRun] = []
     parts = split(graph, options, target, Log(), runs=runs)
     cuts = [fuse(g, target, Log()) for g in (parts.main, parts.prologue) if g is not None]
-    return [Cut(fused, plan(fused), tuple(runs)) for fused in cuts]
+    new = {at: graph.inputs[k] for at, k in options.updates}
+    plans = [plan(cuts[0], None, new, [graph.inputs[k] for k in options.spent])]
+    plans += map(plan, cuts[1:])
+    return [Cut(fused, p, tuple(runs)) for fused, p in zip(cuts, plans, strict=True)]
 
 
 class Builder:
@@ -254,6 +259,7 @@ class Builder:
         self.trials = Trials(by, compilers, code, target, log) if isinstance(by, Picker) else None
         self.image = b""  # of the entry
         self.updated: tuple[tuple[int, int], ...] = ()
+        self.spent: tuple[int, ...] = ()
 
     def begin(
         self,
@@ -261,9 +267,10 @@ class Builder:
         given: int,
         order: Sequence[Node] = (),
         updates: Mapping[int, int] | None = None,
+        spent: Sequence[int] = (),
     ) -> None:
         """`given` inputs come from the caller; then constants, then what the prologue folds.
-        `updates`: see Options."""
+        `updates`, `spent`: see Options."""
         own = list(order or graph.inputs)
         own = own[:given]
         folded = [n for n in graph.inputs if n not in own]
@@ -275,8 +282,10 @@ class Builder:
         symbol = f"tw_{hashlib.sha256(graph.name.encode()).hexdigest()[:8]}"
         with self.phases("fusion and memory"):
             new = {at: own[k] for at, k in (updates or {}).items()}
-            _, self.arena = self.entry(graph, symbol, inputs, updates=new)
+            free = [own[k] for k in spent]
+            _, self.arena = self.entry(graph, symbol, inputs, updates=new, spent=free)
         self.updated = tuple((at, own.index(x)) for at, x in self.plan.updated)
+        self.spent = tuple(sorted({own.index(x) for x, _ in self.plan.over.values()}))
         with self.phases("kernels"):
             if not self.at_once:
                 self._compile(list(self.kernels.values()))
@@ -301,6 +310,7 @@ class Builder:
             tuple(map(Stored.of, self.literals)),
             tuple(k.info() for k in self.kernels.values()),
             updated=self.updated,
+            spent=self.spent,
         )
 
     def loaded(self, data: ProgramData, prologue: Program | None = None) -> Program:
@@ -316,9 +326,10 @@ class Builder:
         inputs: dict[Node, int],
         overwritten: Mapping[Node, int] | None = None,
         updates: Mapping[int, Node] | None = None,
+        spent: Sequence[Node] = (),
     ) -> tuple[Entry, Dim]:
         fused = fuse(graph, self.target, self.log)
-        p = plan(fused, overwritten, updates)
+        p = plan(fused, overwritten, updates, spent)
         self.fused, self.plan = fused, p
         where = Where(p, inputs, self.constants)
         dims = tuple(sorted(graph_symbols(fused.graph)))

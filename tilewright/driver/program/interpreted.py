@@ -26,6 +26,7 @@ class InterpretedProgram:
         self._watched = 0
         self.weights: tuple[int, ...] = ()
         self.updated: tuple[tuple[int, int], ...] = ()
+        self.spent: tuple[int, ...] = ()
         self.kept = tuple(range(len(graph.inputs)))
         self.inputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.inputs)
         self.outputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.outputs)

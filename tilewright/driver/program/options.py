@@ -52,3 +52,6 @@ class Options:
     # Results that are new values of inputs, by their numbers: programs of a processor write them
     # there themselves where they can (`Program.updated`)
     updates: tuple[tuple[int, int], ...] = ()
+    # Inputs whose values nobody needs after a call: programs of a processor may have others in
+    # their memory (`Program.spent`)
+    spent: tuple[int, ...] = ()

@@ -434,4 +434,6 @@ def _node_line(n: Node, names: dict[Node, str]) -> str:
 def _where(n: Node, plan: Plan) -> str:
     kind, at = plan.where(n)
     over = f" over {plan.in_place[n].op.name}" if n in plan.in_place else ""
+    if isinstance(at, tuple):
+        return f"(over {at[0].op} from byte {at[1]})"
     return f"(output {at}{over})" if kind == "output" else f"({kind} {at}{over})"

@@ -19,6 +19,8 @@ class Where:
         if kind == "output":
             assert isinstance(at, int)
             return Slot("out", at)
+        if isinstance(at, tuple):
+            return Slot("in", self.inputs[at[0]], at[1])
         if not isinstance(at, Node):
             return Slot("arena", at)
         if at in self.inputs:

@@ -49,6 +49,7 @@ from tilewright.driver.torch.options import TorchOptions
 from tilewright.driver.torch.protocol import Program
 from tilewright.driver.torch.reasons import break_reason, fallback_remedy, title_of
 from tilewright.driver.torch.recompiled import Frame, change_of
+from tilewright.driver.torch.spent import spent_arguments
 from tilewright.driver.torch.step import Step
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
@@ -229,6 +230,7 @@ class Session:
         device = device_of_graph(gm)
         machine = self._machines(device)
         self._require_fitting(machine)
+        spent = spent_arguments(gm, metadata()) if kind == "backward" else ()
         compilation = str(CompileContext.current_compile_id())
         captured = translate(
             gm,
@@ -261,6 +263,7 @@ class Session:
             device,
             _together(kind, len(captured.results)) if machine is not None else (),
             self._meanwhile(machine),
+            spent,
         )
         self.units.append(made)
         if kind == "forward" and machine is not None:
@@ -291,10 +294,11 @@ class Session:
         graph: Graph,
         machine: Machine | None = None,
         updates: tuple[tuple[int, int], ...] = (),
+        spent: tuple[int, ...] = (),
     ) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
-        options = self._program_options(machine, updates)
+        options = self._program_options(machine, updates, spent)
         return compile_graph(graph, options, self.log, machine)
 
     def _meanwhile(self, machine: Machine | None) -> Meanwhile | None:
@@ -314,7 +318,10 @@ class Session:
         return Meanwhile(limits, lambda graph, done: compile_meanwhile(graph, options, done))
 
     def _program_options(
-        self, machine: Machine | None, updates: tuple[tuple[int, int], ...] = ()
+        self,
+        machine: Machine | None,
+        updates: tuple[tuple[int, int], ...] = (),
+        spent: tuple[int, ...] = (),
     ) -> Options:
         given = self.options
         return Options(
@@ -328,6 +335,7 @@ class Session:
             tune_seconds=given.tune_seconds,
             one_kernel=given.one_kernel and machine is not None,
             updates=updates,
+            spent=() if given.validate or given.optimize else spent,  # they run on values twice
         )
 
     def _passes(self, machine: Machine | None) -> Pipeline | None:

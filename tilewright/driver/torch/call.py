@@ -19,7 +19,6 @@ from tilewright.driver.torch.fast import (
     Hold,
     Writer,
     direct_call,
-    draw_seed,
     fast_call,
     is_plain,
     slots_of,
@@ -34,7 +33,9 @@ from tilewright.driver.torch.segment_runner import (
     numbers_of,
 )
 from tilewright.driver.torch.sizes import binders, known_strides
+from tilewright.driver.torch.spent import set_apart, spent_inputs
 from tilewright.driver.torch.staged import Stages, can_be_staged
+from tilewright.driver.torch.tensors import draw_seed, label
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import require_elements
 from tilewright.graph.specialise import specialise
@@ -68,9 +69,11 @@ class Unit:
         device: torch.device,
         together: Sequence[int] = (),
         meanwhile: Meanwhile | None = None,
+        spent: Sequence[int] = (),
     ) -> None:
         """Results of the numbers `together` may share memory: they are not the caller's, or live
-        and die together. `meanwhile`: None where the program of all sizes stays the only one."""
+        and die together. `meanwhile`: None where the program of all sizes stays the only one.
+        Arguments of the numbers `spent` are not needed after a call."""
         self.device = device
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
         self._boxed_call = True  # on the object: torch's wrappers copy its attributes
@@ -80,6 +83,8 @@ class Unit:
         if plain and not self._symbols and device.type == "cpu":
             if updates := updates_of(captured):
                 compile = partial(compile, updates=updates)
+            if free := spent_inputs(captured, spent):
+                compile = partial(compile, spent=free)
         self.segments = [SegmentRunner(s, compile, log, keep, device) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
@@ -97,14 +102,19 @@ class Unit:
                 ask = partial(self._ask, meanwhile)
                 often = Often(captured.name, self._symbols, meanwhile.limits, ask, log)
                 general[0].often = often
+            program = self.segments[0].static_program()
+            position = {a.slot: k for k, a in enumerate(captured.arguments)}
+            read = [position[label(n)] for n in self.segments[0].graph.inputs]
+            over = [read[k] for k in program.spent]
             made = fast_call(
                 captured,
-                self.segments[0].static_program(),
+                program,
                 session,
                 device,
                 self._slots,
                 self.restore_layouts if self.check else None,
                 often.way if often is not None else None,
+                set_apart(over) if over else None,
             )
             self._fast, self._bound = made.call, made.weights
             self.writer = None if self._symbols else made.writer

@@ -6,26 +6,25 @@ counts: the whole of it should cost a few microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import torch
-from torch._C._dynamo import guards
 
-from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.errors import Unsupported
 from tilewright.capture.torch.captured import Captured, Segment
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch import many
 from tilewright.driver.torch.protocol import Dry, Program
 from tilewright.driver.torch.sizes import binders, known_strides, sizes_in, stand_ins
+from tilewright.driver.torch.tensors import allocator, label, require_memory, start_of
 from tilewright.driver.weights.bound import BoundWeights
-from tilewright.driver.weights.given_up import RESTORE, given_up
 from tilewright.graph.specialise import graph_symbols
 from tilewright.ir.dim_code import SizeCode
-from tilewright.ir.node import Graph, Input
+from tilewright.ir.node import Graph
 from tilewright.ir.slots import Buffer, Result, Same, SymbolicInt, Value, View
 
 # Arguments, which it empties, and optionally tensors to fill; results.
@@ -88,11 +87,12 @@ def fast_call(
     together: Collection[str] = (),
     restore: Restore | None = None,
     way: Way | None = None,
+    apart: Restore | None = None,
 ) -> FastCall:
     """A function of the list of arguments, which it empties, to the list of results. Buffers of
     slots that are `together` share memory. `restore` is called first where arguments may lie
-    otherwise than they were captured. `way` has functions for some values of the symbols, in the
-    order of `binders`."""
+    otherwise than they were captured, and `apart` before it where the program writes over some of
+    them. `way` has functions for some values of the symbols, in the order of `binders`."""
     writer = Writer(captured, program, device)
     writer.names["session"] = session
     writer.names["way"] = way
@@ -100,7 +100,7 @@ def fast_call(
     writer.update()
     if not writer.symbols:
         writer.join(together)
-    return FastCall(writer.function(restore), writer.names.get("bind"), writer)
+    return FastCall(writer.function(restore, apart), writer.names.get("bind"), writer)
 
 
 def direct_call(
@@ -186,10 +186,12 @@ class Writer:
     def argument(self, k: int) -> str:
         return f"a{k}" if self.named else f"args[{k}]"
 
-    def function(self, restore: Restore | None = None) -> Call:
+    def function(self, restore: Restore | None = None, apart: Restore | None = None) -> Call:
         results = ", ".join(map(self._result, self.captured.results))
         way = self._way("args", ["return found"])
-        before = [*self._restored(restore), *self._take(), *self._bound_sizes(), *way]
+        self.names["apart"] = apart
+        before = ["apart(args)"] if apart is not None else []
+        before += [*self._restored(restore), *self._take(), *self._bound_sizes(), *way]
         after = [
             *self._spare(),
             *self._allocate(),
@@ -274,7 +276,7 @@ class Writer:
         names = self.names
         names["read"] = many.addresses([(at[k], strides.get(k)) for k in plain])
         names["slowly"] = partial(_slowly, at, plain, restore)
-        names["memory"] = _start_of
+        names["memory"] = start_of
         numbers = {k: j for j, k in enumerate(plain)}
         found: list[str] = []
         for k in self.reads:
@@ -514,15 +516,6 @@ def problem_found(
     return problem
 
 
-def allocator(device: torch.device) -> Callable[..., torch.Tensor]:
-    """torch's short way to fresh memory where it has one: on a GPU only that of the current one."""
-    short = getattr(guards, f"_empty_strided_{device.type}", None)
-    if short is not None and (device.type == "cpu" or torch.cuda.device_count() == 1):
-        return short
-    make = torch.empty_strided
-    return lambda shape, stride, dtype: make(shape, stride, dtype=dtype, device=device)
-
-
 def _slowly(
     at: Mapping[int, int], reads: Sequence[int], restore: Restore, plain: list[Any]
 ) -> list[int]:
@@ -545,16 +538,6 @@ def _slowly(
     return found
 
 
-def _start_of(memory: torch.Tensor, count: int, dtype: torch.dtype) -> int:
-    if memory.numel() != count or memory.dtype is not dtype or not memory.is_contiguous():
-        raise Invalid(
-            f"what a forward call kept for its gradient came back as {tuple(memory.shape)}, "
-            f"{memory.dtype}, not {(count,)}, {dtype}",
-            hint="hooks on saved tensors have to return equal tensors",
-        )
-    return memory.data_ptr()
-
-
 def slots_of(captured: Captured, results: Sequence[int]) -> set[str]:
     """Slots that only these results are made of."""
     chosen = set(results)
@@ -569,31 +552,3 @@ def slots_of(captured: Captured, results: Sequence[int]) -> set[str]:
 def _form(b: Buffer) -> many.Form:
     shape, stride = (tuple(d for d in x if isinstance(d, int)) for x in (b.shape, b.stride))
     return shape, stride, torch_dtype(b.dtype, b.paired)
-
-
-def draw_seed(device: torch.device) -> torch.Tensor:
-    """One draw from the device's default generator: reproducible under torch.manual_seed."""
-    return torch.empty((), dtype=torch.int64, device=device).random_()
-
-
-def label(n: Any) -> str:
-    assert isinstance(n.op, Input)
-    return n.op.label
-
-
-def require_memory(inputs: Iterable[tuple[object, Any]]) -> None:
-    """For when an address is 0: that of no elements is, any other's memory was given back."""
-    for name, x in inputs:
-        gone = given_up(x)
-        if gone is not None:
-            raise Invalid(
-                f"{gone.name} has no memory of its own: a program compiled with own_weights=True "
-                "stores it packed, and here it is needed as it was",
-                hint=RESTORE,
-            )
-        if isinstance(x, torch.Tensor) and x.numel() > 0 and x.data_ptr() == 0:
-            raise Invalid(
-                f"input {name} ({tuple(x.shape)}, {x.dtype}) has no memory: "
-                "its storage was freed or resized",
-                hint="pass a tensor that still owns its elements",
-            )

@@ -11,7 +11,7 @@ import torch
 from tilewright.base.errors import Invalid
 from tilewright.capture.torch.captured import Captured
 from tilewright.capture.torch.dtypes import torch_dtype
-from tilewright.driver.torch.fast import label
+from tilewright.driver.torch.tensors import label
 from tilewright.driver.weights.watch import address
 from tilewright.ir.slots import Buffer, Same, View
 

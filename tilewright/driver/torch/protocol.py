@@ -29,6 +29,11 @@ class Program(Protocol):
         """Results, and inputs at whose address they may be written."""
         ...
 
+    @property
+    def spent(self) -> tuple[int, ...]:
+        """Inputs that a call writes over."""
+        ...
+
     def run(
         self,
         inputs: Sequence[int],

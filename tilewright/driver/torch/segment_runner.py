@@ -14,11 +14,12 @@ from tilewright.base.errors import Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.captured import Segment
 from tilewright.capture.torch.dtypes import torch_dtype
-from tilewright.driver.torch.fast import label, problem_found, require_memory
+from tilewright.driver.torch.fast import problem_found
 from tilewright.driver.torch.late import watch
 from tilewright.driver.torch.layouts import one_of
 from tilewright.driver.torch.often import Often
 from tilewright.driver.torch.protocol import Program
+from tilewright.driver.torch.tensors import label, require_memory
 from tilewright.driver.weights.given_up import given_up
 from tilewright.driver.weights.watch import WeightWatch, address
 from tilewright.graph.specialise import graph_symbols, specialise

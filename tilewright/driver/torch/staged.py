@@ -18,16 +18,9 @@ from torch._ops import OpOverload
 
 from tilewright.capture.torch.captured import Captured, HostCall, Returned, Segment, Slot
 from tilewright.capture.torch.dtypes import torch_dtype
-from tilewright.driver.torch.fast import (
-    Call,
-    Dry,
-    Program,
-    allocator,
-    draw_seed,
-    label,
-    problem_found,
-)
+from tilewright.driver.torch.fast import Call, Dry, Program, problem_found
 from tilewright.driver.torch.layouts import as_announced, restrided
+from tilewright.driver.torch.tensors import allocator, draw_seed, label
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import require_elements
 from tilewright.ir import dim as D

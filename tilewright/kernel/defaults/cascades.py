@@ -4,11 +4,14 @@ into sums of sums."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
+from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Sym
 from tilewright.ir.expr import Index, Load, walk
+from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.scheduler import PIECE, Scheduler, accesses, affine_pair
 from tilewright.kernel.dependence import rounds
 from tilewright.kernel.nest import Loop, Store
@@ -20,6 +23,8 @@ from tilewright.kernel.steps.split import Split
 
 SHARED = 2 * PIECE  # numbers of an exact reduction that are worth a thread of their own
 CHAIN = 128  # numbers added one after the other before the rounding of their sum shows
+# Of each axis of unknown length so many make one sum with a piece of the last such axis.
+ROWS = 4
 
 
 def fuse_reduced(s: Scheduler, stage: str, red: list[Loop]) -> list[str]:
@@ -50,13 +55,17 @@ def cascades(s: Scheduler, stage: str, lanes: int = 1, placed: bool = True) -> l
     """The stages of inner sums, each of the one before it, where lanes run over results."""
     made: list[str] = []
     while True:
-        data, red = s.axes(made[-1] if made else stage)
-        names = [p.name for p in data]
-        found = [p.name for p in red]
-        part = cascade(s, made[-1] if made else stage, found, lanes, names, placed)
-        if part is None:
+        last = made[-1] if made else stage
+        data, red = s.axes(last)
+        names, found = [p.name for p in data], [p.name for p in red]
+        if _unknown(red):
+            parts = sums_of_any_number(s, last, found, lanes, names, placed)
+        else:
+            part = cascade(s, last, found, lanes, names, placed)
+            parts = [] if part is None else [part]
+        if not parts:
             return made
-        made.append(part)
+        made += parts
 
 
 def cascade(
@@ -72,9 +81,10 @@ def cascade(
     where the outer ones are added, or before them all where nothing is around them or it is not to
     be placed yet."""
     loops = {p.name: p for p in s.path(stage)}
-    extents = [e for name in red if isinstance(e := loops[name].extent, int)]
-    if len(extents) < len(red):
-        return None  # no place for a number of partial sums that is not known
+    if _unknown([loops[name] for name in red]):
+        parts = sums_of_any_number(s, stage, red, lanes, data, placed)
+        return parts[-1] if parts else None
+    extents = [int(D.bounds(loops[name].extent)[1]) for name in red]
     total = prod(extents)
     # Whatever the order of an exact one, threads may share it, where nothing is around it.
     if not rounds(s.store(stage)) and (data or s.path(stage)[0].name != red[0]):
@@ -96,6 +106,91 @@ def cascade(
     if placed and (s.path(stage)[0].name != outer or data):
         s.attempt(ComputeAt(part, outer))
     return part
+
+
+def _unknown(loops: Sequence[Loop]) -> bool:
+    """Does no constant bound how many numbers these go through?"""
+    return any(D.bounds(p.extent)[1] == D.INF for p in loops)
+
+
+def sums_of_any_number(
+    s: Scheduler,
+    stage: str,
+    red: list[str],
+    lanes: int,
+    data: Sequence[str] = (),
+    placed: bool = True,
+) -> list[str]:
+    """The stages of inner sums where no constant bounds how many numbers there are; none, and no
+    step, where that is refused. Chains are of known length, and there are two levels of them:
+
+        for k.0.0:                       # one iteration up to 16,384 numbers for each lane
+          m = 0
+          for k.0.1 in 128:
+            c = 0
+            for k.1 in 128*lanes: c += x[…]
+            m += c
+          t += m
+
+    so there is one partial result of each level at a time, and none needs memory of a size that
+    only the call knows; but those that threads share, where nothing is around them."""
+    before = s.nest, list(s.trace)
+    try:
+        made = _Unknown(s, stage, red, lanes, list(data)).run(placed)
+    except Refused:
+        made = []
+    if not made:
+        s.nest, s.trace[:] = before
+    return made
+
+
+@dataclass
+class _Unknown:
+    s: Scheduler
+    stage: str
+    red: list[str]
+    lanes: int
+    data: list[str]
+
+    def run(self, placed: bool) -> list[str]:
+        s, stage = self.s, self.stage
+        alone = not self.data and s.path(stage)[0].name == self.red[0]
+        if not rounds(s.store(stage)):
+            # Whatever the order of an exact one, threads may share it.
+            if not alone or len(self.red) > 1:
+                return []
+            s.do(Split(self.red[0], SHARED))
+            s.do(RFactor(stage, (f"{self.red[0]}.0",), f"{stage}c"))
+            return [f"{stage}c"]
+        kept = self._blocks()
+        part, middle = f"{stage}c", f"{stage}m"
+        s.do(RFactor(stage, tuple(kept), part))
+        s.do(Split(kept[0], CHAIN))
+        s.do(RFactor(stage, (f"{kept[0]}.0",), middle))
+        if self.data:
+            # One partial result at a time is one of all columns, where lanes run over these.
+            self._inside(stage, self.data[-1])
+            self._inside(middle, moved(self.data[-1], middle))
+        if placed and (self.data or not alone):
+            for inner, outer in ((middle, stage), (part, middle)):
+                s.do(ComputeAt(inner, s.reduced(outer)[-1].name))
+        return [middle, part]
+
+    def _inside(self, stage: str, columns: str) -> None:
+        others = [p.name for p in self.s.own(stage) if p.name != columns]
+        self.s.do(Reorder((*others, columns)))
+
+    def _blocks(self) -> list[str]:
+        """Each loop of unknown length is split; the outer loops of these."""
+        s = self.s
+        bounds = {p.name: D.bounds(p.extent)[1] for p in s.path(self.stage)}
+        *others, last = [x for x in self.red if bounds[x] == D.INF]
+        known = ROWS ** len(others) * prod(int(bounds[x]) for x in self.red if bounds[x] < D.INF)
+        for x in others:
+            s.do(Split(x, ROWS))
+        lanes = self.lanes if last == self.red[-1] else 1
+        s.do(Split(last, max(1, CHAIN * self.lanes // known // lanes) * lanes))
+        return [f"{x}.0" for x in (*others, last)]
 
 
 def pieces_of(s: Scheduler, stage: str, total: int, lanes: int) -> int:

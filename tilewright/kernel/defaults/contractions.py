@@ -262,7 +262,8 @@ def _copied_before(s: Scheduler, image: Stage, p: Placed) -> bool:
 
 
 def _prefetch(s: Scheduler, p: Placed, top: str, ops: tuple[Load, Load]) -> None:
-    """The next panel of an operand that no cache holds arrives while the rows pass by this one."""
+    """The next panel of an operand that no cache holds arrives while the rows pass by this one, and
+    what the next tile's sums are put together with while those of this one are added up."""
     t, inmost = p.tile, p.blocks or p.tile.acc
     stores = [(x, q) for x, q in walk_nest(s.nest.body) if isinstance(x, Store)]
     paths = [q for x, q in stores if x.stage == inmost and q and q[-1].kind == "tensor"]
@@ -277,6 +278,11 @@ def _prefetch(s: Scheduler, p: Placed, top: str, ops: tuple[Load, Load]) -> None
         large = D.bounds(b.size)[0] * b.dtype.bytes > s.target.l2
         if columns in x.symbols() and b.scope == "in" and large:
             s.prefetch(b.name, top, around[-1], level)
+    own = {str(x.source) for x in ops}
+    for b in s.nest.buffers:
+        large = D.bounds(b.size)[0] * b.dtype.bytes > s.target.l2
+        if b.scope == "in" and b.name not in own and large:
+            s.prefetch(b.name, around[-1], around[-1])
 
 
 def _join_single(s: Scheduler, p: Placed) -> None:

@@ -11,6 +11,7 @@ from tilewright.kernel.defaults.interleave import schedule_interleaved
 from tilewright.kernel.defaults.panels import schedule_panels
 from tilewright.kernel.defaults.scans import rounded_scan, scan_rows
 from tilewright.kernel.defaults.scheduler import (
+    USUAL,
     Scheduler,
     can_fuse,
     lanes_for,
@@ -21,6 +22,8 @@ from tilewright.kernel.defaults.scheduler import (
 from tilewright.kernel.defaults.turned import schedule_turned
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Stage
+from tilewright.kernel.nest import Store
+from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith, share_all
 from tilewright.kernel.steps.fuse import Fuse
@@ -52,13 +55,24 @@ def _can_fuse_at(s: Scheduler, stage: str, k: int) -> bool:
 
 
 def fuse_outer(s: Scheduler, stages: list[str], count: int) -> None:
-    """The first `count` loops of each stage become one, as far as none of them may be empty."""
+    """The first `count` loops of each stage become one, without the last of them where that
+    would divide by a number that only the call knows."""
     for j in range(count - 1):
-        if any(D.bounds(s.path(st)[1].extent)[0] < 1 for st in stages):
+        if j and j == count - 2 and any(must_divide(s, st) for st in stages):
             return
         for st in stages:
             path = s.path(st)
             s.do(Fuse(path[0].name, path[1].name, f"{st}.o{j}"))
+
+
+def must_divide(s: Scheduler, stage: str) -> bool:
+    """Would the first two loops as one divide by a number that only the call knows, in each
+    iteration? Where two loops became the first one already, threads have enough of it."""
+    first, second, *_ = s.path(stage)
+    if isinstance(second.extent, int):
+        return False
+    stores = [x for x, _ in walk_nest(first.body) if isinstance(x, Store)]
+    return not all(can_fuse(s, x, first.var, second.var) for x in stores)
 
 
 # Maps that have schedules of their own; each says whether it is one.
@@ -137,6 +151,8 @@ def schedule_alone(s: Scheduler, host: str) -> None:
             s.parallel(over, work * lanes // 2)
     else:
         size = e if isinstance(e, int) else 256
+        for p in path[1:-1]:
+            size *= p.extent if isinstance(p.extent, int) else USUAL
         s.parallel(path[0].name, work * max(size, 1) // 2)
 
 

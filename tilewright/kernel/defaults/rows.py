@@ -11,10 +11,11 @@ from tilewright.ir.expr import Load
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.cascades import cascade, cascades, fuse_reduced
 from tilewright.kernel.defaults.cases import cases_in_row
-from tilewright.kernel.defaults.maps import schedule_alone
+from tilewright.kernel.defaults.maps import must_divide, schedule_alone
 from tilewright.kernel.defaults.result_tiles import tile_results
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
+    USUAL,
     Scheduler,
     accesses,
     can_fuse,
@@ -38,7 +39,7 @@ from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
-from tilewright.kernel.steps.vectorize import Vectorize
+from tilewright.kernel.steps.vectorize import MAX_LANES, Vectorize
 
 
 def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
@@ -170,7 +171,7 @@ def _columns(s: Scheduler, stage: str, host: str) -> None:
     s.do(Split(last, lanes))
     s.do(ComputeAt(stage, f"{last}.0"))
     for outer, part in zip([stage, *inner], inner, strict=False):
-        s.attempt(ComputeAt(part, s.reduced(outer)[0].name))
+        s.attempt(ComputeAt(part, s.reduced(outer)[-1].name))
     deepest = inner[-1] if inner else stage
     work = work_per_point(s, deepest) * points(s, deepest)
     if not ragged:
@@ -182,6 +183,8 @@ def _columns(s: Scheduler, stage: str, host: str) -> None:
         reduction_lanes(s, part, lanes)
     s.attempt(Vectorize(f"{last}.1"))
     for j in range(len(path) - 2):
+        if j and j == len(path) - 3 and must_divide(s, host):
+            break
         s.attempt(Fuse(s.path(host)[0].name, s.path(host)[1].name, f"{host}.o{j}"))
     top = f"{last}.0" if len(path) == 1 else s.path(host)[0].name
     if s.loops(top):
@@ -196,10 +199,11 @@ def _side_by_side(s: Scheduler, stage: str, path: list[Loop]) -> int:
         return lanes
     size = s.nest.buffer(stage).dtype.bits
     most = max(lanes, s.target.lanes(max(size, 32)) * (s.target.vector_registers // 2))
+    most = min(most, MAX_LANES)
     extent = path[-1].extent
     others = 1
     for p in path[:-1]:
-        others *= p.extent if isinstance(p.extent, int) else 1
+        others *= p.extent if isinstance(p.extent, int) else USUAL
     while (
         isinstance(extent, int)
         and 2 * lanes <= most

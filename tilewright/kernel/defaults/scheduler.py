@@ -43,6 +43,8 @@ POLYNOMIAL = 8
 PIECE = 16384
 # So many pieces for each thread are enough for others to help when it falls behind.
 PIECES = 64
+# What a size that only the call knows is taken for.
+USUAL = 64
 
 
 class Applied:
@@ -228,8 +230,6 @@ def accesses(s: Scheduler, st: Store) -> list[tuple[Buffer, tuple[Dim, ...]]]:
 
 def can_fuse(s: Scheduler, st: Store, outer: Sym, inner: Sym) -> bool:
     """Do both loops walk through memory as one, in every access?"""
-    if D.bounds(extent(inner))[0] < 1:
-        return False
     for v in walk(st.value):
         if isinstance(v, Index) and D.symbols(v.dim) & {outer, inner}:
             return False
@@ -255,7 +255,7 @@ def points(s: Scheduler, stage: str) -> int:
     """Points of a stage inside one outer iteration."""
     n = 1
     for p in s.path(stage)[1:]:
-        n *= p.extent if isinstance(p.extent, int) else 64
+        n *= p.extent if isinstance(p.extent, int) else USUAL
     return min(n, 1 << 24)
 
 

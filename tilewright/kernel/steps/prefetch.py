@@ -47,8 +47,9 @@ class Prefetch(Step):
     iteration of that loop. If `over` reads the buffer itself, this has to lie in one piece; if
     another loop does (one that copies what `over` works on), rows along its lanes are prefetched,
     wherever they are. `over` may be the loop itself: then each iteration prefetches all of a later
-    one. What sums are added to is read as well. Lines go to the cache of a `level`. Of loops that
-    run an unknown number of times, the first FIRST_RUNS iterations share the lines.
+    one, in one piece or in rows. What sums are added to is read as well. Lines go to the cache of a
+    `level`. Of loops that run an unknown number of times, the first FIRST_RUNS iterations share the
+    lines.
     """
 
     stays: ClassVar[bool] = True  # nothing is computed by it
@@ -83,7 +84,8 @@ class Prefetch(Step):
             def spread(x: Loop) -> tuple[Stmt, ...]:
                 if x not in found:
                     return (x,)
-                return (self._spread(n, x) if self._inside(x) else self._rows(n, x, around[x]),)
+                piece = self._inside(x) and not self._in_rows(n, x)
+                return (self._spread(n, x) if piece else self._rows(n, x, around[x]),)
 
             return on_loops(n, self.loop, spread)
 
@@ -103,6 +105,10 @@ class Prefetch(Step):
         """Does the loop that shares are taken in read the buffer itself?"""
         named = (s for s, _ in walk((x,)) if isinstance(s, Loop) and s.name == self.over)
         return any(map(self._reads, named))
+
+    def _in_rows(self, n: Nest, x: Loop) -> bool:
+        """Does each iteration prefetch what lies in several pieces?"""
+        return self.over == self.loop and self._piece(x, n.buffer(self.buffer)) is None
 
     def _shares(self, x: Loop, reading: bool) -> tuple[Loop, int, Dim]:
         """The loop `over`, how often it runs for each iteration of x, and the number of a run."""
@@ -218,6 +224,8 @@ class Prefetch(Step):
             where = load(self.buffer, (*index[:-1], index[-1] + part), b.dtype)
             asks.append(nest.Prefetch(where, min(each, lines), self.level))
         fresh = replace(over, body=(*asks, *over.body))
+        if over is x:
+            return fresh
         return replace(x, body=transform(x.body, lambda s: (fresh if s is over else s,)))
 
     def _uses(self, s: Stmt) -> bool:

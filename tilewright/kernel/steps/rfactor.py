@@ -168,8 +168,9 @@ class RFactor(Step):
         widths: list[Dim] = []
         for x in axes:
             # A ragged axis has its full width: partials that are never touched stay neutral.
-            fixed = D.symbols(x.extent) <= set(n.dims) and x not in partial
-            width = x.extent if fixed else D.bounds(x.extent)[1]
+            most = D.bounds(x.extent)[1]
+            fixed = D.symbols(x.extent) <= set(n.dims) and (x not in partial or most == D.INF)
+            width = x.extent if fixed else most
             bounded = isinstance(width, D.Int) or width < D.INF
             self.need(bounded, f"the extent of {x.name} has no constant bound")
             widths.append(width)
