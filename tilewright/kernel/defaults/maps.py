@@ -54,11 +54,11 @@ def _can_fuse_at(s: Scheduler, stage: str, k: int) -> bool:
     return len(path) > k + 1 and can_fuse(s, s.store(stage), path[k].var, path[k + 1].var)
 
 
-def fuse_outer(s: Scheduler, stages: list[str], count: int) -> None:
-    """The first `count` loops of each stage become one, without the last of them where that
-    would divide by a number that only the call knows."""
+def fuse_outer(s: Scheduler, stages: list[str], count: int, divide: bool = True) -> None:
+    """The first `count` loops of each stage become one; unless they may `divide` by a number that
+    only the call knows, without the last of these where that is needed."""
     for j in range(count - 1):
-        if j and j == count - 2 and any(must_divide(s, st) for st in stages):
+        if j and j == count - 2 and not divide and any(must_divide(s, st) for st in stages):
             return
         for st in stages:
             path = s.path(st)
@@ -139,7 +139,7 @@ def schedule_alone(s: Scheduler, host: str) -> None:
     if not path:
         return
     if len(path) > 2:
-        fuse_outer(s, [host], len(path) - 1)
+        fuse_outer(s, [host], len(path) - 1, divide=False)
         path = s.path(host)
     work = work_per_point(s, host)
     lanes = lanes_for(s, host)
