@@ -17,10 +17,6 @@ os.environ["TILEWRIGHT_CACHE_DIR"] = _cache.name
 os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"
 # Torch's threads sleep between its operators: one that spins takes the core of another worker.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# Each core has a worker: a program is compiled by one thread, without processes that help. Tests of
-# those say so themselves. Tests of images and of compiling take 5 % less of the processor so, the
-# median of three pairs of runs.
-os.environ.setdefault("TILEWRIGHT_COMPILE_JOBS", "1")
 # Some dozens of processes import the source tree: as an installed package, with bytecode files.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 sys.dont_write_bytecode = False

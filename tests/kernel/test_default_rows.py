@@ -145,6 +145,29 @@ def test_few_rows_of_a_scan_stay_as_they_are() -> None:
     judged(group, nest)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "function", "length"), [("f32", "add", 150), ("i64", "add", 129), ("f64", "max", 256)]
+)
+def test_long_rows_of_a_scan_are_lanes(dtype: str, function: str, length: int) -> None:
+    combined = "y[y.i0,y.i1-1] + a[y.i0,y.i1]"
+    if function == "max":
+        combined = "max(y[y.i0,y.i1-1], a[y.i0,y.i1])"
+    value = f"select(#(y.i1) > 0, {combined}, a[y.i0,y.i1])"
+    text = SCAN.format(rows=3, value=value).replace("30", str(length)).replace("f32", dtype)
+    group = parse_group(text)
+    trace, nest = default_schedule(group, default())
+    assert "ScanLanes" in [type(s).__name__ for s in trace]
+    judged(group, nest)
+
+
+def test_strict_sums_are_scanned_in_their_order() -> None:
+    text = SCAN.format(rows=3, value=VALUE).replace("30", "150")
+    group = replace(parse_group(text), precision="strict")
+    trace, nest = default_schedule(group, default())
+    assert "ScanLanes" not in [type(s).__name__ for s in trace]
+    judged(group, nest)
+
+
 def test_a_scan_along_another_axis_has_columns_as_lanes() -> None:
     value = "select(#(y.i0) > 0, y[y.i0-1,y.i1] + a[y.i0,y.i1], a[y.i0,y.i1])"
     group = parse_group(SCAN.format(rows=16, value=value))

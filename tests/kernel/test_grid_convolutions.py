@@ -93,7 +93,6 @@ LARGE = (
 )
 
 
-@every_run(0, 4)
 @pytest.mark.parametrize("c", LARGE, ids=str)
 def test_the_code(c: Convolution) -> None:
     nest = scheduled(c.group(), 132)

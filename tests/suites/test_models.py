@@ -7,7 +7,7 @@ Models that resemble one of the others run with `pytest -m slow`.
 import pytest
 import torch
 
-from tests.seeds import drawn, every_run
+from tests.seeds import drawn
 from tests.suites.model_checks import check_decoding, check_model
 from tests.suites.models import BUILDERS
 
@@ -36,7 +36,6 @@ ALIKE = {
 }
 
 
-@every_run(0, 2, 3)
 @pytest.mark.parametrize("name", [name for name in BUILDERS if name not in ALIKE])
 def test_float32(name: str) -> None:
     assert check_model(name, tiny=True) == []

@@ -19,7 +19,6 @@ from tests.ops.test_samples import (
     problems,
     samples_of,
 )
-from tests.seeds import every_run
 from tests.targets.foreign import WasmModule, runner
 from tilewright import ops, targets
 from tilewright.base.errors import Invalid, Unsupported
@@ -94,7 +93,6 @@ def test_every_operator_compiles(name: str) -> None:
         assert built_elsewhere(graph_of(cases)[0], targets.get(name)).images, operator
 
 
-@every_run(1)
 @pytest.mark.parametrize("name", ["wasm32", "wasm32-relaxed"])
 def test_operators_in_webassembly(name: str, tmp_path: Path) -> None:
     wrong = list(problems([s for x in FEW for s in spread(x, 2)], runs_on(name, tmp_path)))

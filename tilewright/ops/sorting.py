@@ -243,8 +243,9 @@ class Kth(Op):
         places = np.argsort(x, self.axis, kind="stable")
         place = np.take(places, [self.rank], self.axis)
         value = np.take_along_axis(x, place, self.axis)
-        both = value, place.astype(np.int64)
-        return both if self.keepdims else tuple(np.squeeze(v, self.axis) for v in both)
+        if not self.keepdims:
+            value, place = np.squeeze(value, self.axis), np.squeeze(place, self.axis)
+        return value, place.astype(np.int64)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

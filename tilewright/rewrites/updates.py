@@ -13,21 +13,27 @@ from tilewright.ir.node import Node
 from tilewright.ir.pattern import Guard, Match, Rule, Var, filled_value, make, op
 from tilewright.ir.types import i64, u64
 from tilewright.ops.creation import iota, number
+from tilewright.ops.indexing import Scatter
 from tilewright.rewrites.subject import Maker
 
 x, i, y = Var("x"), Var("i"), Var("y")
 
 
+def _scatter(m: Match) -> Scatter:
+    assert isinstance(m.root.op, Scatter)
+    return m.root.op
+
+
 def _one_per_row(m: Match) -> bool:
     """Is the constant covered by rows along the axis, each with one index and one element?"""
-    axis = m.root.op.axis
+    axis = _scatter(m).axis
     rows = (*m.x.shape[:axis], 1, *m.x.shape[axis + 1 :])
     same = (map(D.known_eq, rows, n.shape) for n in (m.i, m.y))
     return filled_value(m.x) is not None and all(all(s) for s in same)
 
 
 def _chosen(m: Match) -> Node:
-    axis, known = m.root.op.axis, m.root.op.known
+    axis, known = _scatter(m).axis, _scatter(m).known
     size = m.x.shape[axis]
     at = ops.cast(m.i, i64)
     if known not in ("within", "proved"):

@@ -110,7 +110,6 @@ def test_found_from_the_unfused_pattern(shape: str) -> None:
     assert "chain(" in compiled(unfused, *args, mask)[1]
 
 
-@every_run(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_dtypes(dtype: torch.dtype) -> None:
     args = heads(2, 3, 48, 16, dtype=dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.seeds import every_run
 from tilewright import ops
 from tilewright.driver.program.arrays import random_inputs, run_arrays
 from tilewright.driver.program.graph_run import judge
@@ -19,7 +18,6 @@ def graph_of(d: DType) -> Graph:
     return Graph("g", (x, y), (ops.matmul(x, y), ops.maximum(ops.add(x, x), x)))
 
 
-@every_run(0)
 @pytest.mark.parametrize("d", FLOATS_OF_8_BITS[:2], ids=str)
 def test_floats_of_8_bits(d: DType) -> None:
     graph = graph_of(d)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import tilewright as tw
 from tests.driver.random_halves import HALVES, Chain, check_seed, fault
-from tests.seeds import drawn, every_run
+from tests.seeds import drawn
 
 
 @pytest.mark.parametrize("seed", drawn(range(10), quick=2))
@@ -61,7 +61,6 @@ def test_rounding_between_operators_is_the_default(dtype: torch.dtype) -> None:
     assert without < error / 4
 
 
-@every_run(0)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_operators_of_several_steps_round_where_eager_does(dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(1)

@@ -10,7 +10,6 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as tl
-from tests.seeds import every_run
 from tilewright import tune
 from tilewright.base import knobs
 from tilewright.driver.tile.autotune import LISTENERS, LONGER, Autotuner
@@ -68,7 +67,6 @@ def launched(f: Autotuner, n: int = 100) -> tw.Config:
     return f.best_config
 
 
-@every_run(0, 5)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_search_finds_the_fastest(way: str) -> None:
     if way == "bayesian":

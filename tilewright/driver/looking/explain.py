@@ -30,11 +30,13 @@ from tilewright.driver.looking.tables import short_place as short_place
 from tilewright.driver.looking.tile_explain import TileExplanation, explain_tiles, is_tile_kernel
 from tilewright.driver.tile.jit import KernelInterface
 from tilewright.driver.tile.launch import CompiledKernel
+from tilewright.graph.classify import nbytes
 from tilewright.graph.cluster import Refusal
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Constant, Graph, Input, Item, Op
 from tilewright.ir.passes import PassRun
 from tilewright.ir.target import Target
+from tilewright.ir.types import TensorType
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.library import without_library
 from tilewright.kernel.nest import Nest, start
@@ -63,6 +65,9 @@ class ProgramReport:
     refusals: tuple[Refusal, ...] = ()
     arena: Dim = 0
     folded_bytes: int = 0
+    operands: Dim = 0  # bytes
+    results: Dim = 0  # bytes, but for those that lie where operands do
+    over: int = 0  # bytes of operands that values lie in, once these are not needed any more
     phases: dict[str, float] = field(default_factory=dict)
     dims: tuple[str, ...] = ()
     considered: dict[str, str] = field(default_factory=dict)  # what a kernel was chosen from
@@ -213,6 +218,9 @@ class Explanation:
                     "target": p.target.name if p.target is not None else None,
                     "seconds": p.phases,
                     "arena_bytes": p.arena,
+                    "operand_bytes": p.operands,
+                    "result_bytes": p.results,
+                    "written_over_bytes": p.over,
                     "folded_bytes": p.folded_bytes,
                     "calls": p.calls,
                     "kernels": [_kernel_facts(next(numbers), k, p) for k in p.kernels],
@@ -321,6 +329,9 @@ def _reports(programs: Iterable[Any], part: Any = None) -> Iterator[ProgramRepor
             tuple(r for q in parts for r in q.details.cut.fused.refusals),
             p.arena,
             _folded_bytes(p),
+            _bytes(p.inputs),
+            _bytes(t for k, t in enumerate(p.outputs) if k not in dict(p.updated)),
+            sum(size for k in p.spent if isinstance(size := nbytes(p.inputs[k]), int)),
             dict(p.details.phases),
             p.dims,
             {k.symbol: k.considered for q in parts for k in q.kernels},
@@ -359,6 +370,10 @@ def _kernel_facts(number: int, k: KernelInfo, of: ProgramReport) -> dict[str, An
     }
 
 
+def _bytes(types: Iterable[TensorType]) -> Dim:
+    return sum(map(nbytes, types), start=0)
+
+
 # ---- tables
 
 
@@ -373,8 +388,11 @@ def _program(p: ProgramReport, first: int) -> Iterator[Any]:
         f"compiled in {p.seconds:.2f} s ({phases})",
         f"{hits} of {count(len(p.kernels), 'kernel')} came from the cache, "
         f"{count(p.calls, 'kernel call')} per run",
-        f"memory: arena {bytes_text(p.arena)}, folded weights {bytes_text(p.folded_bytes)}",
+        f"memory: operands {bytes_text(p.operands)}, results {bytes_text(p.results)}, "
+        f"arena {bytes_text(p.arena)}, folded weights {bytes_text(p.folded_bytes)}",
     ]
+    if p.over:
+        facts[-1] += f"; {bytes_text(p.over)} of the operands are written over"
     if p.manner:
         facts.append(p.manner)
     if p.target is not None and (measured := measured_at(p.target)):

@@ -9,6 +9,7 @@ itself, and what is read elsewhere is rewritten once for each place.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 
@@ -90,7 +91,7 @@ class _Inlined:
         if any(u.combine is not None for u in users) and axes and _edges_along(value, axes[-1]):
             return False  # a copy with the edges is cheaper than conditions in each product
         once = len(self.reads[st.name]) <= 1 and not any(self.reused(u, st) for u in users)
-        if once:
+        if once or self.ends_in_one(st):
             return True
         # Maps of one shape share loops, and so what they compute; sums have loops of their own, and
         # so has what reads several elements of the same row.
@@ -103,6 +104,31 @@ class _Inlined:
         for a in (*user.axes, *user.raxes):
             total = total * extent(a)
         return not D.known_le(total, self.size[st.name])
+
+    def ends_in_one(self, st: Stage) -> bool:
+        """Does one stage get all that it is used for, directly or through maps, and need one
+        element at each of its points? It is then one value there, however often it is used."""
+        found, waiting, ends = {st.name}, [st], dict[str, Stage]()
+        while waiting:
+            x = waiting.pop()
+            for u in self.users[x.name]:
+                if self.reused(u, x):
+                    return False
+                if not u.is_map or self.scope[u.name] != "local":
+                    ends[u.name] = u
+                elif self._elements(u, found) != {tuple(map(D.as_int, u.axes))}:
+                    return False
+                elif u.name not in found:
+                    found.add(u.name)
+                    waiting.append(u)
+        if len(ends) != 1:
+            return False
+        (end,) = ends.values()
+        return not end.ordered and len(self._elements(end, found)) == 1
+
+    def _elements(self, u: Stage, of: Collection[str]) -> set[tuple[Dim, ...]]:
+        """Where a stage reads others."""
+        return {x.index for v in _values(u) for x in loads(v) if x.source in of}
 
     def read_apart(self, st: Stage) -> bool:
         """Does a stage read several of its elements, perhaps through views?"""

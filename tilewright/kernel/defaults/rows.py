@@ -47,10 +47,13 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     host = max(outs, key=lambda x: len(x.axes)).name
     prefix = common_prefix(s, inner, outs, host)
     if prefix == 0:
-        parts = s.apart([st.name for st in inner])
-        for st in inner:
+        sums = [st for st in inner if st.is_reduce]
+        parts = s.apart([st.name for st in sums])
+        for st in sums:
             reduction_lanes(parts.get(st.name, s), st.name)
         s.join(parts)
+        for st in reversed([st for st in inner if not st.is_reduce]):
+            _stored_map(s, st.name)
         for o in outs:
             schedule_alone(s, o.name)
         return
@@ -93,6 +96,16 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         inner_lanes(s, o)
     if s.loops(at):
         s.parallel(at, row)
+
+
+def _stored_map(s: Scheduler, stage: str) -> None:
+    """A map that is stored since several places of a sum read it: a piece of it with each piece of
+    the sum, or else by loops of its own."""
+    readers = [q for q in s.nest.body if isinstance(q, Loop) and stage in sources(q)]
+    if len(readers) == 1 and s.attempt(ComputeAt(stage, readers[0].name)):
+        inner_lanes(s, stage)
+    else:
+        schedule_alone(s, stage)
 
 
 # Numbers of a reduction that are too few for partial results of their own.
