@@ -86,9 +86,10 @@ class _Timed(Session):
         graph: Graph,
         machine: Machine | None = None,
         updates: tuple[tuple[int, int], ...] = (),
+        spent: tuple[int, ...] = (),
     ) -> Any:
         with compiling():
-            return super().compile_graph(graph, machine, updates)
+            return super().compile_graph(graph, machine, updates, spent)
 
 
 def timed(gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Any) -> Callable[..., Any]:

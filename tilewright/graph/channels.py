@@ -113,8 +113,8 @@ def _gathers_pixels(n: Node) -> bool:
 
 def _lies_last(x: Node) -> bool:
     """Is it an image with channels last in another order, perhaps after elementwise work?"""
-    while x.inputs and x.rank >= 3 and x.op.elementwise:
-        wide = [y for y in x.inputs if y.shape == x.shape]
+    while x.inputs and x.op.elementwise and isinstance(x.type, TensorType) and x.rank >= 3:
+        wide = [y for y in x.inputs if isinstance(y.type, TensorType) and y.shape == x.shape]
         if len(wide) != 1:
             return False
         x = wide[0]
