@@ -179,3 +179,9 @@ def test_the_order_spreads_through_resizing_between_convolutions() -> None:
     before, after = turned(y)
     assert count(after, "take") == 0  # all of them are turned
     same(before, after)
+
+
+def test_one_of_several_results_is_an_image() -> None:
+    x = arg("x", 1, 8, 6, 6)
+    before, after = turned(build.relu(item(build.cummax(x, 2), 0)))
+    same(before, after)
