@@ -410,7 +410,8 @@ def _to_real(y: list[Node], n: int) -> list[Node]:
 
 
 def _halves(z: list[Node], m: int, table: np.ndarray) -> list[Node]:
-    both = node(FourierHalves(m, table.shape[1]), *z, constant(table, z[0].dtype))
+    re, im = z
+    both = fourier_halves(re, im, constant(table, re.dtype), m, table.shape[1])
     *lead, _, trail = z[0].shape
     axis = len(lead)
     ends = (*lead, table.shape[1], trail)
@@ -463,3 +464,8 @@ def _product(x: list[Node], k: tuple[Node, Node]) -> list[Node]:
     if len(x) == 1:
         return [re, mul(x[0], k[1])]
     return [sub(re, mul(x[1], k[1])), add(mul(x[0], k[1]), mul(x[1], k[0]))]
+
+
+def fourier_halves(re: Node, im: Node, table: Node, period: int, count: int) -> Node:
+    """Elements k and `period` - k of a spectrum of half the length, put together."""
+    return node(FourierHalves(period, count), re, im, table)

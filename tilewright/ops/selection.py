@@ -54,6 +54,10 @@ class OrderKey(Op):
             yield S.case(cls(), S.integers(3, 9, dtype=d))
 
 
+def order_key(x: Node) -> Node:
+    return node(OrderKey(), x)
+
+
 def _unsigned(d: DType) -> DType:
     return DTYPES[f"u{8 if d.is_bool else d.bits}"]
 
@@ -63,7 +67,7 @@ def ranked_positions(x: Node, rank: Node) -> Node:
     as the rank is. Equal elements are in the order of their positions."""
     n = x.shape[1]
     assert isinstance(n, int)
-    key = node(OrderKey(), x)
+    key = order_key(x)
     count = i64 if key.dtype.bits == 64 else i32
     rank = ew.cast(rank, count)
     found = _ranked(key, rank, key.dtype.bits)

@@ -33,7 +33,7 @@ from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph, Node, input, item
 from tilewright.ir.target import Target
-from tilewright.ir.types import TensorType, bf16, f16, f32, i8, i32
+from tilewright.ir.types import TensorType, bf16, f16, f32, f64, i8, i32
 from tilewright.llvm.entry import Call, Slot, Together
 from tilewright.llvm.objects import HostCpu
 from tilewright.runtime import memory, native, pool
@@ -138,7 +138,7 @@ def test_an_idle_process_burns_nothing() -> None:
 
 
 def scans(length: int) -> Graph:
-    x, y = tensor("x", length), tensor("y", length)
+    x, y = (input(name, TensorType(f64, (length,))) for name in "xy")
     first, second = build.cumsum(x, 0), build.cumsum(y, 0)
     return graph(first, second, build.cumsum(build.mul(first, second), 0))
 

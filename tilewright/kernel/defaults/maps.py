@@ -58,6 +58,8 @@ def fuse_outer(s: Scheduler, stages: list[str], count: int, divide: bool = True)
     """The first `count` loops of each stage become one; unless they may `divide` by a number that
     only the call knows, without the last of these where that is needed."""
     for j in range(count - 1):
+        if any(s.path(st)[1].extent == 0 for st in stages):
+            return
         if j and j == count - 2 and not divide and any(must_divide(s, st) for st in stages):
             return
         for st in stages:

@@ -52,8 +52,9 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         for st in sums:
             reduction_lanes(parts.get(st.name, s), st.name)
         s.join(parts)
+        results = {p.name for o in outs for p in s.path(o.name)}
         for st in reversed([st for st in inner if not st.is_reduce]):
-            _stored_map(s, st.name)
+            _stored_map(s, st.name, results)
         for o in outs:
             schedule_alone(s, o.name)
         return
@@ -98,11 +99,12 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         s.parallel(at, row)
 
 
-def _stored_map(s: Scheduler, stage: str) -> None:
+def _stored_map(s: Scheduler, stage: str, results: set[str]) -> None:
     """A map that is stored since several places of a sum read it: a piece of it with each piece of
-    the sum, or else by loops of its own."""
-    readers = [q for q in s.nest.body if isinstance(q, Loop) and stage in sources(q)]
-    if len(readers) == 1 and s.attempt(ComputeAt(stage, readers[0].name)):
+    the sum, or else by loops of its own. Loops of `results` would compute it again and again."""
+    readers = [q.name for q in s.nest.body if isinstance(q, Loop) and stage in sources(q)]
+    one = len(readers) == 1 and readers[0] not in results
+    if one and s.attempt(ComputeAt(stage, readers[0])):
         inner_lanes(s, stage)
     else:
         schedule_alone(s, stage)

@@ -36,6 +36,7 @@ class Fuse(Step):
             )
             free = found.var not in D.symbols(child.extent)
             self.need(free, f"the extent of {self.inner} depends on {self.outer}")
+            self.need(child.extent != 0, f"{self.inner} is never run")
 
         def one(s: Loop) -> tuple[Stmt, ...]:
             child = s.body[0]
