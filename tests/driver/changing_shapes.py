@@ -36,6 +36,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import tilewright as tw
+from tilewright.base.machine import usable_cores
 from tilewright.bench.measure import busy, geometric_mean, interleaved, ratio
 from tilewright.runtime import pool
 
@@ -297,7 +298,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="two narrow layers")
     parser.add_argument("--sizes", type=int, default=4, help="compared with static programs")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--after", type=int, help="specialise_after of ours")
     parser.add_argument("--automatic", action="store_true", help="dynamic=None: as sizes change")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import tilewright as tw
+from tilewright.base.machine import usable_cores
 from tilewright.bench.measure import MIN_ROUNDS, busy, interleaved, ratio, ratio_interval
 from tilewright.runtime import pool
 
@@ -199,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("programs", nargs="*", help="parts of names; all where none is given")
     parser.add_argument("--rounds", type=int, default=31, help=f"at least {MIN_ROUNDS}")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--json", type=Path, help="write every number to this file")
     options = parser.parse_args()
     rounds = max(options.rounds, MIN_ROUNDS)

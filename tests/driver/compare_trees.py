@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tilewright.base.machine import usable_cores
 from tilewright.bench.catalog import Case, chosen
 from tilewright.bench.measure import MIN_ROUNDS, busy, ratio, ratio_interval, take_turns
 
@@ -164,7 +165,7 @@ def main() -> None:
         "--cases", nargs="+", default=["models", "ops"], help="as tilewright.bench names them"
     )
     parser.add_argument("--rounds", type=int, default=15, help=f"at least {MIN_ROUNDS}")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--tiny", action="store_true", help="small sizes: tries the command itself")
     parser.add_argument("--json", type=Path, help="write every number to this file")
     options = parser.parse_args()

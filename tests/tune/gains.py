@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -36,6 +35,7 @@ import tilewright as tw
 from tests.tune.gain_kernels import CASES, Case, Function
 from tilewright import targets
 from tilewright.base import knobs
+from tilewright.base.machine import usable_cores
 from tilewright.bench.catalog import MODELS
 from tilewright.bench.measure import (
     MIN_ROUNDS,
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="of each, at most")
     parser.add_argument("--trials", type=int, default=64, help="of each kernel, at most")
     parser.add_argument("--rounds", type=int, default=21, help=f"at least {MIN_ROUNDS}")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--records", type=Path, help="keep what is found in this file")
     parser.add_argument("--json", type=Path, help="write every number to this file")

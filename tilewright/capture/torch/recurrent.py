@@ -22,6 +22,8 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.functional import linear
 
+from tilewright.capture.torch.first_states import first_states
+
 Tensors = Sequence[torch.Tensor]
 # New states of: states, one slice of the products with the input, weights of the state.
 Cell = Callable[[Tensors, torch.Tensor, Tensors], list[torch.Tensor]]
@@ -82,11 +84,7 @@ def _direction(
         # Results of a scan are tensors of their own, also beside what its gradient keeps.
         return [*(s.clone() for s in new), shown.clone()]
 
-    first = [s.clone(memory_format=torch.contiguous_format) for s in states]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (products, *own)):
-        # In torch 2.11 a scan whose first states need no gradient passes none from step to step.
-        first = [s if s.requires_grad else s.requires_grad_() for s in first]
-    *last, whole = scan_op(step, first, sliced, tuple(own))
+    *last, whole = scan_op(step, first_states(states, (products, *own)), sliced, tuple(own))
     return (whole.flip(0) if back else whole), last
 
 

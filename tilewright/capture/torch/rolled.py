@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.capture.torch.equal_steps import Calls, Chain, Slice, chains_of, in_order, value_of
+from tilewright.capture.torch.first_states import first_states
 
 _JOINS = {torch.stack: True, torch.cat: False, torch.concat: False, torch.concatenate: False}
 
@@ -197,13 +198,14 @@ class _Writer:
         made = [seen[second[at]] for at in (*chain.carried, *read)]
         # Results of a scan are tensors of their own.
         body.output(tuple(body.call_method("clone", (x,)) for x in made))
-        contiguous = {"memory_format": torch.contiguous_format}
-        inits = [self._call("clone", self._value(x), **contiguous) for x in chain.carried.values()]
         xs = [self._whole(s, chain.count) for s in wholes]
         if not xs:
             device = value_of(second[next(iter(chain.carried))]).device
             xs = [self._call(torch.zeros, chain.count, device=device)]
         rest = tuple(self._value(x) for x in chain.captured)
+        states = [self._value(x) for x in chain.carried.values()]
+        first = self._call(first_states, states, (*xs, *rest))
+        inits = [self._call(operator.getitem, first, k) for k in range(len(states))]
         call = self._call(scan_op, self.graph.get_attr(name), inits, xs, rest)
         call.meta = {k: v for k, v in second[0].meta.items() if k != "example_value"}
         results = [self._call(operator.getitem, call, k) for k in range(len(made))]

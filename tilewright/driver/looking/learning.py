@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tilewright import targets
 from tilewright.base.errors import Invalid, MissingExtra
+from tilewright.base.machine import usable_cores
 from tilewright.driver.learning.collecting import Collecting
 from tilewright.driver.looking.shown import Column, Shown
 from tilewright.runtime import pool
@@ -42,7 +42,7 @@ def collect(given: argparse.Namespace, out: Shown) -> int:
         given.groups,
         given.schedules,
         given.seed,
-        given.jobs or os.cpu_count() or 1,
+        given.jobs or usable_cores(),
         time.monotonic() + 60 * given.minutes,
     )
     _told(out, collecting.problems)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +13,7 @@ import numpy as np
 
 from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, TilewrightError
+from tilewright.base.machine import usable_cores
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.step import parse_trace
@@ -150,7 +150,7 @@ def predicted(
 
 
 def trained(found: Sequence[Measurements], trees: int = TREES) -> Any:
-    return train([m.query for m in found], trees, settings={"num_threads": os.cpu_count() or 1})
+    return train([m.query for m in found], trees, settings={"num_threads": usable_cores()})
 
 
 def write_model(found: Sequence[Measurements], path: Path, trees: int = TREES) -> int:
