@@ -5,7 +5,8 @@ has nothing but the program, the package and the C library.
 
 The models are those of the benchmark and ten further ones (`models.py`); with symbolic sizes they
 are called at all that are listed there. `--tiny` builds them small, with all of their structure,
-since emulated code is slow; they are called with several draws of their inputs. Code for this
+since emulated code is slow; they are called with several draws of their inputs. `--tokens 16` cuts
+texts to their first tokens, for models at full size where 128 tokens take an hour. Code for this
 machine runs natively, other code under qemu-user (ziglang compiles the C program that calls it).
 Times of emulated code say nothing; times of native code need an idle machine. `speed` is
 the time of tw.compile's program over that of the package, measured in turns; `copied` the same
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -96,6 +97,15 @@ def row(name: str, model: Packaged, target: str, tiny: bool, timed: bool, folder
     return Row(name, target, *facts, tiny, right, median(loads), median(firsts), *speeds)
 
 
+def cut(model: Packaged, tokens: int) -> Packaged:
+    """The same model with texts of this many tokens."""
+
+    def shorter(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(x if x.is_floating_point() or x.dim() < 2 else x[:, :tokens] for x in inputs)
+
+    return replace(model, inputs=shorter(model.inputs), further=[shorter(x) for x in model.further])
+
+
 def _seconds(fast: object, inputs: Sequence[torch.Tensor]) -> float:
     assert callable(fast)
     start = perf_counter()
@@ -113,6 +123,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--tiny", action="store_true", help="small sizes of the models")
+    parser.add_argument("--tokens", type=int, help="cut texts to this many tokens")
     parser.add_argument("--no-times", action="store_true", help="sizes and results only")
     parser.add_argument("--json", type=Path, help="write the rows there")
     given = parser.parse_args()
@@ -124,6 +135,7 @@ def main() -> int:
     )
     for name in given.models.split(","):
         model = packaged(name, given.tiny)
+        model = cut(model, given.tokens) if given.tokens else model
         for target in given.targets.split(","):
             if target != "host" and targets.get(target).grid is not None:
                 continue
