@@ -1,5 +1,5 @@
-"""Products whose sums are so long that no cache has a panel: all rows pass by a part of the sum. And
-chains of products of few columns."""
+"""Products whose sums are so long that no cache has a panel: all rows pass by a part of the sum.
+And chains of products of few columns."""
 
 from __future__ import annotations
 
