@@ -13,7 +13,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import extent
 from tilewright.kernel.defaults.choices import Choices
-from tilewright.kernel.defaults.scheduler import Scheduler, vector_loop
+from tilewright.kernel.defaults.scheduler import Scheduler, lanes_and_rest, vector_loop
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.pad import Pad
@@ -360,7 +360,7 @@ def lanes_of_tile(s: Scheduler, loop: str, lanes: int) -> None:
     if s.loops(f"{loop}.0"):
         s.attempt(Unroll(f"{loop}.0"))
     if s.loops(f"{loop}.1"):
-        s.attempt(Vectorize(f"{loop}.1"))
+        lanes_and_rest(s, f"{loop}.1")
 
 
 def unroll_reduction(s: Scheduler, red: list[str]) -> None:
