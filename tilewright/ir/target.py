@@ -79,6 +79,7 @@ class Target:
     # Instructions that convert to bfloat16, and loads and stores that leave lanes out by a mask.
     has_bf16: bool = False
     has_masks: bool = False
+    masked_bytes: int = 4  # of the smallest elements that these masks are for
     # Instructions that read each lane of a vector from a place of its own, and are worth taking.
     gathers: bool = False
     # LLVM's calling convention in which callees preserve vector registers, if there is one.

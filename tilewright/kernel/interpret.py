@@ -32,6 +32,7 @@ from tilewright.kernel.lockstep import Lockstep, lockstep
 from tilewright.kernel.nest import (
     ANY_ORDER,
     LANES,
+    RAGGED,
     Alloc,
     Atomic,
     If,
@@ -312,8 +313,9 @@ class Machine:
         if s.kind == "lane":
             if any(isinstance(x, np.ndarray) for x in env.values()):
                 raise RunError(f"lane loop {s.name} is inside another one")
-            lanes = dict(s.pragmas).get(LANES, n)
-            if n != lanes:
+            pragmas = dict(s.pragmas)
+            lanes = pragmas.get(LANES, n)
+            if n != lanes and not (RAGGED in pragmas and 1 <= n < lanes):
                 raise RunError(f"lane loop {s.name} has {n} iterations, and says {lanes}")
             if n > 0:
                 self.block(s.body, {**env, s.name: np.arange(n)})

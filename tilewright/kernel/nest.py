@@ -58,9 +58,9 @@ WAITS: Mark = ("waits", "")
 UNROLLED: Mark = ("unrolled", "")  # lane loops too, where the extent is no constant
 
 # Pragmas of legal nests (kernel/legal/). lanes: how many a lane loop has, if its extent is no
-# constant. interleave: the stores of an unrolled loop fill the places between lanes. masked: lanes
-# may choose differently.
-LANES, INTERLEAVE, MASKED = "lanes", "interleave", "masked"
+# constant. ragged: fewer of them may exist, but one does. interleave: the stores of an unrolled
+# loop fill the places between lanes. masked: lanes may choose differently.
+LANES, RAGGED, INTERLEAVE, MASKED = "lanes", "ragged", "interleave", "masked"
 
 
 class Block:

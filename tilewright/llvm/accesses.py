@@ -21,6 +21,7 @@ class Accesses:
     def __init__(self, w: Writer, c: Context, traits: Traits) -> None:
         self.w, self.c, self.arith = w, c, w.arith
         self.keeping, self.vector = traits.keeping, traits.aligned_vector
+        self.masked_bytes = traits.masked_bytes
 
     # ---- all lanes
 
@@ -100,6 +101,10 @@ class Accesses:
         self.w.line(f"store {t} {x}, ptr {p}, align {align or b.dtype.bytes}{hint}")
 
     # ---- lanes that a mask chooses; in the form of memory
+
+    def has_masks(self, b: Buffer) -> bool:
+        """Has the machine accesses that leave out elements of a buffer?"""
+        return 0 < self.masked_bytes <= b.dtype.bytes
 
     def masked_load(self, b: Buffer, p: str, m: str, w: int) -> str:
         return self._masked_read("load", "ptr", "p0", b, p, m, w)

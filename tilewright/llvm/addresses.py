@@ -185,6 +185,14 @@ class Addresses:
 
     # ---- indices that stay inside a buffer
 
+    def has_vector(self, b: Buffer, lin: Dim, w: int) -> bool:
+        """Is memory of a buffer's own known to have so many neighbours from the first lane on?"""
+        assert self.c.lane is not None
+        if b.scope in ("in", "out", "memory") or b.pointer:
+            return False
+        first = D.substitute(lin, {self.c.lane[0]: 0})
+        return D.nonneg(first) and D.known_le(first + w * b.unit, b.size)
+
     def in_range(self, b: Buffer, index: tuple[Dim, ...]) -> bool:
         inside = (D.nonneg(i) and D.known_lt(i, n) for i, n in zip(index, b.shape, strict=True))
         return not b.pointer and all(inside)

@@ -13,8 +13,9 @@ from typing import Any
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Const, Load, Value, load, loads
+from tilewright.ir.expr import Const, Load, Value, const, load, loads
 from tilewright.ir.target import Target
+from tilewright.ir.types import b1
 from tilewright.kernel.atomic import in_one
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal import check_legal
@@ -24,6 +25,7 @@ from tilewright.kernel.legal.lanes import vector_lanes
 from tilewright.kernel.legal.masks import is_likely
 from tilewright.kernel.nest import (
     BLOCKS,
+    RAGGED,
     THREADS,
     Alloc,
     Atomic,
@@ -222,8 +224,23 @@ class Body:
             raise AssertionError(f"{s.name} is no vector")
         c.lane = (s.var, width) if width > 1 else None
         c.hints = frozenset(key for key, value in s.pragmas if value)
-        self.iteration(s, LANE if width > 1 else 0)
+        if RAGGED in c.hints and width > 1:
+            self._ragged(s, width)
+        else:
+            self.iteration(s, LANE if width > 1 else 0)
         c.lane = None
+
+    def _ragged(self, s: Loop, width: int) -> None:
+        """The lanes below an extent, which is known at a call only, under a mask."""
+        c, put = self.context, self.writer.put
+        count = put(f"trunc i64 {self.indices.dim(s.extent)} to i32")
+        below = self.arith.splat(count, "i32", width)
+        numbers = ", ".join(f"i32 {k}" for k in range(width))
+        mask = put(f"icmp slt <{width} x i32> <{numbers}>, {below}")
+        c.existing = s.extent, mask
+        with c.testing((*c.under, Test(const(True, b1), True, mask, s.var, width))):
+            self.iteration(s, LANE)
+        c.existing = None
 
     def _scanned(self, s: Loop) -> bool:
         """A scan whose elements are lanes; False where it is a plain loop after all."""

@@ -36,7 +36,7 @@ class Choices:
         c = self.c
         if any(map(c.reads_pointers, v.args[1:])):
             return self._through(v, condition, w, guarded)
-        if not c.is_vector(v):
+        if not c.is_vector(v) or c.existing is not None:  # those are read under a mask
             return None
         if ZEROS in c.hints and not c.is_vector(condition) and _is_zero(v.args[2]):
             found = self._load_or_zero(v.args[1], condition, w)

@@ -46,6 +46,7 @@ class Context:
         self.env: dict[Sym, Any] = {}  # (ssa, level) | int | LANE
         self.buffers: dict[str, Buffer] = {b.name: b for b in n.buffers}
         self.lane: tuple[Sym, int] | None = None
+        self.existing: tuple[Dim, str] | None = None  # how many lanes exist, which; None: all
         self.hints = frozenset[str]()  # how these lanes touch memory: kernel/legal/accesses.py
         self.under: tuple[Test, ...] = ()  # of pointers only what these choose may be touched
         self.lets: dict[str, Let] = {b.name: Let() for b in n.buffers if b.scope == "let"}

@@ -53,6 +53,7 @@ class _Module:
             keeping=f"{target.vector_convention} ".lstrip(),
             steps_apart=True,
             short=target.pointer_bits < 64,
+            masked_bytes=target.masked_bytes if target.has_masks else 0,
         )
 
     def text(self) -> str:

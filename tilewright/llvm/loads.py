@@ -87,6 +87,9 @@ class Loads:
         const, terms, lane = self.indices.terms(lin)
         if w == 1 and self.c.lane is None:
             return self.accesses.load(b, self.addresses.pointer(b, const, terms))
+        if w > 1 and lane != 0 and self.c.existing is not None:
+            if lane != b.unit or not self.addresses.has_vector(b, lin, w):
+                return self._existing(b, index, lin, w)
         if lane is not None and b.unit > 1:
             lane = lane // b.unit if lane % b.unit == 0 else None
         if lane == 0:
@@ -119,6 +122,27 @@ class Loads:
             return self._gather(b, lin, w)
         xs = [self.c.with_lane(k, lambda: self.at(b, index, 1)) for k in range(w)]
         return self.w.build(xs, register_type(b.dtype))
+
+    def _existing(self, b: Buffer, index: tuple[Dim, ...], lin: Dim, w: int) -> str:
+        """What lanes read of which the last may not exist: those read nothing, or what the last one
+        that exists reads."""
+        assert self.c.lane is not None and self.c.existing is not None
+        count, mask = self.c.existing
+        const, terms, lane = self.indices.terms(lin)
+        a, loads = self.addresses, self.accesses
+        if lane == b.unit and loads.has_masks(b):
+            x = loads.masked_load(b, a.pointer(b, const, terms), mask, w)
+            return self.arith.widen(x, b.dtype, w)
+        if lane is None and self._is_gathered(b, lin):
+            x = loads.masked_gather(b, a.near(b, lin, w), mask, w)
+            return self.arith.widen(x, b.dtype, w)
+        own, last = self.c.lane[0], count - 1
+
+        def one(k: int) -> str:
+            at = tuple(D.substitute(i, {own: D.minimum(k, last)}) for i in index)
+            return self.c.with_lane(k, lambda: self.at(b, at, 1))
+
+        return self.w.build([one(k) for k in range(w)], register_type(b.dtype))
 
     def _is_gathered(self, b: Buffer, lin: Dim) -> bool:
         """Is it one for the machine's instruction that reads each lane from a place of its own?"""

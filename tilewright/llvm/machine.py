@@ -25,6 +25,7 @@ class Traits:
     scope: str = ""  # the scope of atomics: all threads by default
     barriers: bool = False  # there are threads that wait for one another
     prefetches: bool = True  # lines of memory are prefetched
+    masked_bytes: int = 0  # of the smallest elements that instructions leave out by a mask; 0: none
     aligned_vector: int = 0  # bytes of a vector that is read as a whole at multiples of them alone
 
 

@@ -10,7 +10,7 @@ from tilewright.ir.dim import Dim
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal.accesses import ADJACENT
 from tilewright.kernel.nest import Loop, Store
-from tilewright.kernel.scans import Scan, nothing
+from tilewright.kernel.scans import GROUPED, Scan, nothing
 from tilewright.llvm.accesses import Accesses
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import LANE, Context
@@ -143,9 +143,21 @@ class Stores:
     ) -> None:
         assert self.c.lane is not None, f"{s.stage} is masked outside lanes"
         w, a, accesses = self.c.width, self.addresses, self.accesses
-        x = self.values.lanes_of(s.value, True)
+        x = self.values.lanes_of(s.value, not self._only_existing())
         m = self.values.masks.mask(w)
-        if lane == b.unit:
+        if lane == b.unit and self.c.existing is not None and a.has_vector(b, lin, w):
+            # A register stays one: what is in the other lanes is written once more.
+            p, align = a.pointer(b, const, terms), a.alignment(b, lin, w)
+            old = accesses.load(b, p, w, align)
+            new = self.arith.combine(s.function, b.dtype, w, [old, x]) if s.function else x
+            new = self.arith.apply("select", b.dtype, w, [m, new, old])
+            accesses.store(b, new, p, w, None, align)
+        elif lane == 0 and s.function in GROUPED and self._only_existing():
+            nothing_there = self.arith.const(nothing(s.function, b.dtype), b.dtype, w)
+            x = self.arith.apply("select", b.dtype, w, [m, x, nothing_there])
+            one = self.arith.horizontal(s.function, x, b.dtype, w, s.value)
+            accesses.store(b, one, a.pointer(b, const, terms), 1, s.function)
+        elif lane == b.unit:
             p = a.pointer(b, const, terms)
             if s.function:
                 old = self.arith.widen(accesses.masked_load(b, p, m, w), b.dtype, w)
@@ -167,6 +179,10 @@ class Stores:
                 bit = self.put(f"extractelement <{w} x i1> {m}, i64 {k}")
                 y = self.put(f"extractelement {r} {x}, i64 {k}")
                 self.values.masks.where(bit, partial(self._element, s, b, lin, k, y))
+
+    def _only_existing(self) -> bool:
+        """Is all that is tested whether lanes exist, of which the first does?"""
+        return self.c.existing is not None and len(self.c.under) == 1
 
     # ---- iterations that fill the places between lanes
 

@@ -75,7 +75,7 @@ class Values:
 
     def _key(self, v: Value, guarded: bool) -> Any:
         c = self.c
-        return v, guarded, c.constants(v.symbols()), c.epochs(v), *c.masks(v)
+        return v, guarded, c.existing, c.constants(v.symbols()), c.epochs(v), *c.masks(v)
 
     def _below(self, v: Value, guarded: bool) -> None:
         """Writes what a deep value is made of, operands first: then none of it recurses into more

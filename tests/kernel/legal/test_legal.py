@@ -96,8 +96,50 @@ nest k
       lane j in min(-4*i+30,4) pragma lanes 4:
         y: y[4*i+j] = x[4*i+j] * 2.0
     else:
-      unroll j in min(-4*i+30,4):
+      lane j in min(-4*i+30,4) pragma lanes 4, ragged 1, masked 1:
         y: y[4*i+j] = x[4*i+j] * 2.0
+""",
+    ),
+    "lanes of a rest": (
+        """
+nest k where n: 1..100
+  in x: f32[n]
+  out y: f32[n]
+  lane j in (n%4):
+    y: y[4*(n//4)+j] = x[4*(n//4)+j] * 2.0
+""",
+        """
+nest k where n: 1..100
+  in x: f32[n]
+  out y: f32[n]
+  if #((n%4)) >= 1:
+    lane j in (n%4) pragma lanes 4, ragged 1, masked 1:
+      y: y[4*(n//4)+j] = x[4*(n//4)+j] * 2.0
+""",
+    ),
+    "lanes wider than a vector": (
+        """
+nest k where n: 1..100
+  in x: f32[n]
+  out y: f32[n]
+  lane j in min(8,n):
+    y: y[j] = x[j] * 2.0
+""",
+        """
+nest k where n: 1..100
+  in x: f32[n]
+  out y: f32[n]
+  if #(min(8,n)) >= 8:
+    lane j in min(8,n) pragma lanes 8:
+      y: y[j] = x[j] * 2.0
+  else:
+    for j.v in ((min(8,n)+3)//4):
+      if #(min(-4*j.v+min(8,n),4)) >= 4:
+        lane j in min(-4*j.v+min(8,n),4) pragma lanes 4:
+          y: y[j+4*j.v] = x[j+4*j.v] * 2.0
+      else:
+        lane j in min(-4*j.v+min(8,n),4) pragma lanes 4, ragged 1, masked 1:
+          y: y[j+4*j.v] = x[j+4*j.v] * 2.0
 """,
     ),
     "interleave": (

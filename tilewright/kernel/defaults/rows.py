@@ -21,6 +21,7 @@ from tilewright.kernel.defaults.scheduler import (
     can_fuse,
     contiguous,
     cost,
+    lanes_and_rest,
     lanes_for,
     points,
     store_reads,
@@ -196,7 +197,7 @@ def _columns(s: Scheduler, stage: str, host: str) -> None:
         s.attempt(Peel(f"{last}.0"))
     for part in parts:
         reduction_lanes(s, part, lanes)
-    s.attempt(Vectorize(f"{last}.1"))
+    lanes_and_rest(s, f"{last}.1")
     for j in range(len(path) - 2):
         if j and j == len(path) - 3 and must_divide(s, host):
             break
@@ -358,7 +359,7 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     s.attempt(Peel(f"{pieces}.0"))
     for name in (f"{pieces}.1", f"{loop.name}.1"):
         if s.loops(name):
-            s.attempt(Vectorize(name))
+            lanes_and_rest(s, name)
     width = len(s.nest.buffer(part).shape) - 1
     if s.loops(f"{part}.init.i{width}"):
         s.attempt(Vectorize(f"{part}.init.i{width}"))

@@ -285,8 +285,15 @@ def vector_loop(s: Scheduler, loop: str, lanes: int) -> str | None:
     s.do(Split(loop, lanes))
     if not (isinstance(e, int) and e % lanes == 0):
         s.attempt(Peel(f"{loop}.0"))
-    s.attempt(Vectorize(f"{loop}.1"))
+    lanes_and_rest(s, f"{loop}.1")
     return f"{loop}.0"
+
+
+def lanes_and_rest(s: Scheduler, loop: str) -> bool:
+    """A loop as lanes; copies of it whose extent is known at a call only are vectors under a mask
+    (of processors; a GPU's lanes are elements of one thread)."""
+    unknown = s.target.grid is None and any(not isinstance(x.extent, int) for x in s.loops(loop))
+    return (unknown and s.attempt(Vectorize(loop, masked=True))) or s.attempt(Vectorize(loop))
 
 
 def work_per_point(s: Scheduler, stage: str) -> int:

@@ -7,13 +7,13 @@ registers, the reduction an instruction of the target or an unrolled loop, the c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import isqrt, prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import extent
 from tilewright.kernel.defaults.choices import Choices
-from tilewright.kernel.defaults.scheduler import Scheduler, vector_loop
+from tilewright.kernel.defaults.scheduler import Scheduler, lanes_and_rest, vector_loop
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.pad import Pad
@@ -92,6 +92,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     if not padded and isinstance(en, int):
         width = min(width, en)
     chain = t.choices.chain or (SHORT_CHAIN if few else CHAIN)
+    if isinstance(en, int) and en < t.lanes:
+        chain = min(chain, _narrow_chain(s, a))
     chain = min(chain, t.chain or chain)
     # With an instruction that adds up groups, all of the sum is in registers.
     blocks: str | None = None
@@ -313,6 +315,16 @@ MIDDLING = 8
 CHAIN = 512
 # With few rows memory is the limit, blocks cost nothing, and libraries sum along their lanes.
 SHORT_CHAIN = 64
+NARROW = 32
+SHORTEST = 16  # parts of fewer terms are not worth adding up
+
+
+def _narrow_chain(s: Scheduler, a: str) -> int:
+    """Terms of a partial sum where there are fewer columns than lanes, for any number of rows: a
+    library has a sum's terms in lanes there, so that its chains are short. As many parts as terms
+    in each have the least error, but parts of fewer terms than NARROW cost time."""
+    terms = prod(D.bounds(p.extent)[1] for p in s.reduced(a))
+    return CHAIN if terms == D.INF else min(SHORT_CHAIN, max(NARROW, isqrt(int(terms))))
 
 
 def partial_sums(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[str, ...]]:
@@ -325,7 +337,7 @@ def partial_sums(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[st
     at = next(k for k in range(len(loops)) if prod(sizes[k + 1 :]) <= chain)
     inner = prod(sizes[at + 1 :])
     fits = [d for d in range(1, sizes[at] + 1) if sizes[at] % d == 0 and d * inner <= chain]
-    if fits[-1] * inner < 16:
+    if fits[-1] * inner < SHORTEST:
         return None, ()
     around = [p.name for p in loops[:at]]
     if fits[-1] < sizes[at]:
@@ -348,7 +360,7 @@ def lanes_of_tile(s: Scheduler, loop: str, lanes: int) -> None:
     if s.loops(f"{loop}.0"):
         s.attempt(Unroll(f"{loop}.0"))
     if s.loops(f"{loop}.1"):
-        s.attempt(Vectorize(f"{loop}.1"))
+        lanes_and_rest(s, f"{loop}.1")
 
 
 def unroll_reduction(s: Scheduler, red: list[str]) -> None:

@@ -55,6 +55,7 @@ def _features(features: Collection[str]) -> dict[str, Any]:
         "has_f16": "+fullfp16" in features,
         "has_bf16": "+bf16" in features,
         "has_masks": "+sve" in features,
+        "masked_bytes": 1,
     }
 
 

@@ -30,6 +30,7 @@ def _features(features: Collection[str]) -> dict[str, Any]:
         return {"vector_bits": 32, "vector_registers": 32, "tiles": tiles, **common}
     tiles = (TileShape(6, 2, 6), TileShape(12, 1, 8))
     vectors = {"vector_bits": 256, "vector_registers": 16, "has_masks": True}
+    vectors["masked_bytes"] = 1
     return {**vectors, "tiles": tiles, "products": (intrinsics.FMA,), **common}
 
 

@@ -104,6 +104,7 @@ def _features(features: Collection[str]) -> dict[str, Any]:
         "rounds": not {"+sse4.1", "+avx"}.isdisjoint(features),
         "saturates": False,
         "has_masks": not {"+avx", "+avx512f"}.isdisjoint(features),
+        "masked_bytes": 1 if "+avx512bw" in features else 4,
         # Those of AVX2 alone are no faster than one read a lane.
         "gathers": _wide(features),
         "products": _products(features),
