@@ -38,6 +38,7 @@ def test_few_rules_are_only_tested() -> None:
         "pow-1",
         "pow-2",
         "scatter-one-per-row",
+        "sum-one-per-row",
         "attention-online",
         "masked-attention-online",
         "attention-in-blocks",

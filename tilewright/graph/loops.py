@@ -35,6 +35,7 @@ class HoistFromLoops(Pass, needs=("Decompose",), repeats=True, regions=True):
     of an operand with what is the same. Of a branch: what depends on weights only. Slices are
     padded to the alignment that kernels expect of memory."""
 
+    products: bool = True  # those of all slices too: they need memory for all rounds
     align: int = of_target(1, lambda t: 1 if t.grid is None else GRID_ALIGNMENT)
 
     def apply(self, program: Graph, log: Log) -> Graph:
@@ -58,7 +59,7 @@ class HoistFromLoops(Pass, needs=("Decompose",), repeats=True, regions=True):
                 used = {u.op.k: u in turned for u in users[n] if isinstance(u.op, Item)}
                 operands = tuple(new[x] for x in n.inputs)
                 fixed = [x in weights for x in n.inputs]
-                parts[n] = _hoisted(n.op, operands, fixed, used, places, self.align)
+                parts[n] = _hoisted(n.op, operands, fixed, used, places, self)
                 new[n] = n  # nothing reads it but its items
             else:
                 ins = tuple(new[x] for x in n.inputs)
@@ -92,7 +93,7 @@ def _hoisted(
     weights: Sequence[bool],
     used: Mapping[int, bool],
     places: Places,
-    align: int,
+    how: HoistFromLoops,
 ) -> Mapping[int, Node]:
     """The used results of an operator of control flow, with as much outside as can be."""
     if isinstance(op, Cond):
@@ -104,9 +105,10 @@ def _hoisted(
     loop = _Loop.of(op, operands, used)
     loop.keep_unchanged()
     loop.drop_unread()
-    loop.take_products(places)
-    loop.drop_unread()
-    loop.pad_slices(align)
+    if how.products:
+        loop.take_products(places)
+        loop.drop_unread()
+    loop.pad_slices(how.align)
     return loop.results(places)
 
 

@@ -2,7 +2,8 @@
 
 A scatter of one element into each row of a constant is a choice per element: the constant, or what
 is put where the index says. As a map it becomes part of its readers, and the constant is never
-stored: gradients of a loss over classes, and one-hot vectors, are such.
+stored: gradients of a loss over classes, and one-hot vectors, are such. A row of zeros and that one
+element adds up to it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from tilewright.ir import dim as D
 from tilewright.ir.node import Node
 from tilewright.ir.pattern import Guard, Match, Rule, Var, filled_value, make, op
 from tilewright.ir.types import i64, u64
-from tilewright.ops.creation import iota, number
+from tilewright.ops.creation import Iota, iota, number
 from tilewright.ops.indexing import Scatter
+from tilewright.ops.reductions import Reduction
+from tilewright.ops.views import Reshape
 from tilewright.rewrites.subject import Maker
 
-x, i, y = Var("x"), Var("i"), Var("y")
+x, i, y, k = Var("x"), Var("i"), Var("y"), Var("k")
 
 
 def _scatter(m: Match) -> Scatter:
@@ -55,6 +58,54 @@ def _rows(m: Maker) -> Node:
     return make("scatter", whole, at, new, axis=len(before), reduce=None, known=known)
 
 
+def _positions(n: Node, axis: int) -> Iota | None:
+    """What counts the positions of an axis, where n does and is the same along all others."""
+    while isinstance(n.op, Reshape):
+        units = all(D.known_eq(d, 1) for j, d in enumerate(n.shape) if j != axis)
+        n = n.inputs[0]
+        if not units:
+            return None
+        axis = 0 if n.rank == 1 else axis
+    return n.op if isinstance(n.op, Iota) and n.op.step == 1 and n.op.start == 0 else None
+
+
+def _one_of_a_row(m: Match) -> bool:
+    """Is one axis added up, along which the one element and its position are the same?"""
+    assert isinstance(m.root.op, Reduction)
+    whole = m.root.inputs[0]
+    if len(m.root.op.axes) != 1:
+        return False
+    (axis,) = m.root.op.axes
+    same = (m.k, m.i, m.y)
+    if any(n.rank != whole.rank for n in same) or filled_value(m.x) != 0:
+        return False
+    unit = D.known_eq(m.i.shape[axis], 1) and D.known_eq(m.y.shape[axis], 1)
+    covers = D.known_eq(m.k.shape[axis], whole.shape[axis])
+    return unit and covers and _positions(m.k, axis) is not None and m.i.dtype is i64
+
+
+def _the_one(m: Match) -> Node:
+    assert isinstance(m.root.op, Reduction)
+    whole, (axis,) = m.root.inputs[0], m.root.op.axes
+    there = ops.logical_and(
+        ops.ge(m.i, number(0, i64)), ops.lt(m.i, number(whole.shape[axis], i64))
+    )
+    rows = (*whole.shape[:axis], 1, *whole.shape[axis + 1 :])
+    zero = number(0, m.root.dtype)
+    found = ops.expand(ops.where(there, ops.add(m.y, zero), zero), rows)  # of -0.0 a sum makes 0.0
+    return ops.reshape(found, m.root.shape)
+
+
+def _marked(m: Maker) -> Node:
+    before, size, after = m.shape(m.whole(0, 2)), m.dim(1), m.shape(m.whole(0, 1))
+    rows, axis = (*before, 1, *after), len(before)
+    counted = ops.reshape(iota(size), (*(1 for _ in before), size, *(1 for _ in after)))
+    whole = make("full", shape=(*before, size, *after), value=0, dtype=m.dtype)
+    marked = ops.eq(counted, m.tensor("i", rows, i64))
+    chosen = ops.where(marked, m.tensor("y", rows), m.rng.choice([whole, number(0, m.dtype)]))
+    return make("sum", chosen, axes=(axis,), keepdims=m.rng.choice([True, False]))
+
+
 RULES = (
     Rule(
         "scatter-one-per-row",
@@ -63,5 +114,14 @@ RULES = (
         Guard("one element for each row of a constant", _one_per_row),
         subject=_rows,
         tested="an ordered update has no normal form",
+    ),
+    Rule(
+        "sum-one-per-row",
+        op.sum(op.where(op.eq(k, i), y, x)),
+        _the_one,
+        Guard("zeros but for one element of a row", _one_of_a_row),
+        subject=_marked,
+        tested="which term of the sum it is, data says: the normal form has no such sums",
+        dtypes="f",
     ),
 )

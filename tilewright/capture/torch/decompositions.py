@@ -63,6 +63,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     table[aten.native_batch_norm_backward.default] = _by_own_statistics
     table[aten.soft_margin_loss_backward.default] = _soft_margin_backward
+    table[aten.nll_loss_backward.default] = table[aten.nll_loss2d_backward.default] = _nll_backward
     for op, function in undivided_table().items():
         table.pop(op, None)
         if function is not None:
@@ -87,6 +88,25 @@ def _soft_margin_backward(grad: Any, x: Any, target: Any, reduction: int = 1) ->
     y, t = x.to(wide), target.to(wide)
     found = -t * grad.to(wide) * torch.sigmoid(-t * y)
     return (found / x.numel() if reduction == 1 else found).to(x.dtype)
+
+
+def _nll_backward(
+    grad: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
+) -> Any:
+    """One element of each row differs from 0. Torch's own multiplies all of them with the row's
+    gradient, from which it does not follow what they add up to."""
+    axis = 0 if x.dim() < 2 else 1
+    at = target.unsqueeze(axis)
+    counted = at != ignored
+    at = torch.where(counted, at, 0)
+    rows = -(grad / total if reduction == 1 else grad)
+    rows = rows.unsqueeze(axis) if rows.dim() else rows
+    if weight is not None:
+        shape = [1] * x.dim()
+        shape[axis] = weight.shape[0]
+        rows = rows * torch.gather(weight.reshape(shape).expand(x.shape), axis, at)
+    rows = torch.where(counted, rows, 0).to(x.dtype)
+    return torch.zeros_like(x).scatter(axis, at, rows.expand(at.shape))
 
 
 def _overloads(name: str) -> list[Any]:

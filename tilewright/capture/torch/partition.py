@@ -8,7 +8,6 @@ that `kept_values.py` reads off definitions; here the joint graph gets copies of
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from torch._functorch.partitioners import (
     must_recompute,
 )
 
+from tilewright.capture.torch.apart import log_softmax_apart, masks_apart
 from tilewright.capture.torch.kept_values import Costs, is_pure, values_of
 from tilewright.capture.torch.once_for_all import keep_once
 from tilewright.capture.torch.places import place_of
@@ -35,7 +35,6 @@ VIEWS = "alias detach expand permute squeeze t transpose unsqueeze view _unsafe_
 _VIEWS = {packet for name in VIEWS if (packet := getattr(torch.ops.aten, name, None)) is not None}
 
 _TAG = "partitioner_tag"  # torch's: where a node was made
-_DROPOUT = torch.ops.aten.native_dropout.default
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ class Partition:
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         graph = joint.graph
         masks_apart(graph)
+        log_softmax_apart(graph)
         keep_once(joint)
         forward, results = _forward(graph, num_fwd_outputs)
         again = self._chosen(joint, forward, results)
@@ -167,30 +167,6 @@ def make_again(graph: torch.fx.Graph, forward: Sequence[Node], chosen: Collectio
             continue
         with graph.inserting_before(n):
             n.args, n.kwargs = torch.fx.map_arg((n.args, n.kwargs), again)
-
-
-def masks_apart(graph: torch.fx.Graph) -> None:
-    """What dropout leaves is computed from its mask, apart from drawing that: it can be computed
-    again from the mask, which has a byte for an element."""
-    for n in list(graph.nodes):
-        if n.target is not _DROPOUT or len(n.args) != 3:
-            continue
-        x, p, train = n.args
-        items = {u.args[1]: u for u in n.users if u.target is operator.getitem}
-        value = items[0].meta.get("val") if set(items) == {0, 1} else None
-        is_wide = isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64)
-        if not is_wide or not train or not isinstance(p, float) or not 0 < p < 1:
-            continue
-        left, mask = items[0], items[1]
-        n.append(mask)
-        with graph.inserting_after(mask):
-            scaled = graph.call_function(torch.ops.aten.mul.Tensor, (x, 1 / (1 - p)))
-        with graph.inserting_after(scaled):
-            new = graph.call_function(torch.ops.aten.where.ScalarOther, (mask, scaled, 0))
-        for y in (scaled, new):
-            y.meta = dict(left.meta)
-        left.replace_all_uses_with(new)
-        graph.erase_node(left)
 
 
 def _ancestors(nodes: Iterable[Node]) -> set[Node]:

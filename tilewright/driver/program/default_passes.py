@@ -22,6 +22,7 @@ from tilewright.graph.dots import DotProducts
 from tilewright.graph.empty import EmptyValues
 from tilewright.graph.fold import FoldConstants
 from tilewright.graph.grid_key_blocks import GridKeyBlocks
+from tilewright.graph.in_parts import InParts
 from tilewright.graph.key_blocks import KeyBlocks
 from tilewright.graph.long_concats import LongConcats
 from tilewright.graph.loops import HoistFromLoops
@@ -57,12 +58,13 @@ CPU = Pipeline(
         FoldConstants(),
         HoistFromLoops(),
         LongConcats(),
+        InParts(),  # behind the hoisting of products, which would take them out of its loops
         ChannelsLast(),
         Reciprocals(),
         Winograd(),
         DotProducts(),
         PackOperands(),
-        HoistFromLoops(),  # again: what bodies pack of weights
+        HoistFromLoops(products=False),  # again: what bodies pack of weights
     )
 )
 # What does not depend on a processor's vectors.

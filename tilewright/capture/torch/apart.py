@@ -1,0 +1,70 @@
+"""Operators of a joint graph taken apart where a gradient needs only a part of what they make.
+
+`partition.py` decides about values one by one, so what is small and worth keeping has to be a value
+of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+import torch.fx
+
+_WIDE = (torch.float32, torch.float64)
+_DROPOUT = torch.ops.aten.native_dropout.default
+_LOG_SOFTMAX = torch.ops.aten._log_softmax.default
+
+
+def masks_apart(graph: torch.fx.Graph) -> None:
+    """What dropout leaves is computed from its mask, apart from drawing that: it can be computed
+    again from the mask, which has a byte for an element."""
+    for n in list(graph.nodes):
+        if n.target is not _DROPOUT or len(n.args) != 3:
+            continue
+        x, p, train = n.args
+        items = {u.args[1]: u for u in n.users if u.target is operator.getitem}
+        value = items[0].meta.get("val") if set(items) == {0, 1} else None
+        is_wide = isinstance(value, torch.Tensor) and value.dtype in _WIDE
+        if not is_wide or not train or not isinstance(p, float) or not 0 < p < 1:
+            continue
+        left, mask = items[0], items[1]
+        n.append(mask)
+        with graph.inserting_after(mask):
+            scaled = graph.call_function(torch.ops.aten.mul.Tensor, (x, 1 / (1 - p)))
+        with graph.inserting_after(scaled):
+            new = graph.call_function(torch.ops.aten.where.ScalarOther, (mask, scaled, 0))
+        for y in (scaled, new):
+            y.meta = dict(left.meta)
+        left.replace_all_uses_with(new)
+        graph.erase_node(left)
+
+
+def log_softmax_apart(graph: torch.fx.Graph) -> None:
+    """The maximum and the logarithm of the sum of each row are values of their own: with these two
+    numbers of a row, and what it was made of, its elements are a map."""
+    aten = torch.ops.aten
+    for n in list(graph.nodes):
+        if n.target is not _LOG_SOFTMAX or len(n.args) != 3 or n.args[2]:
+            continue
+        x, dim, _ = n.args
+        value = n.meta.get("val")
+        given = x.meta.get("val") if isinstance(x, torch.fx.Node) else None
+        if not isinstance(value, torch.Tensor) or not isinstance(given, torch.Tensor):
+            continue
+        if value.dtype not in _WIDE or given.dtype is not value.dtype or not value.dim():
+            continue
+        with graph.inserting_before(n):
+            most = graph.call_function(aten.amax.default, (x, [dim], True))
+            less = graph.call_function(aten.sub.Tensor, (x, most))
+            terms = graph.call_function(aten.exp.default, (less,))
+            total = graph.call_function(aten.sum.dim_IntList, (terms, [dim], True))
+            log = graph.call_function(aten.log.default, (total,))
+            new = graph.call_function(aten.sub.Tensor, (less, log))
+        # Each has a value of its own: results of one memory count as one.
+        for y in (most, total, log):
+            y.meta = dict(n.meta) | {"val": value.sum(dim, keepdim=True)}
+        for y in (less, terms, new):
+            y.meta = dict(n.meta) | {"val": torch.empty_like(value)}
+        n.replace_all_uses_with(new)
+        graph.erase_node(n)
