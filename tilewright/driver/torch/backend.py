@@ -91,8 +91,8 @@ class Session:
         # By compile id: what the gradient's graph need not check again.
         self._checked_indices: dict[str, Mapping[str, frozenset[tuple[str, bool]]]] = {}
         self._kept_strides: dict[str, Mapping[str, Strides]] = {}  # what it gets in another layout
-        # By compile id: forward units on a GPU. Those of their gradients are compiled when the
-        # first gradient is asked for.
+        # By compile id: forward units. Those of their gradients may be compiled when the first
+        # gradient is asked for.
         self._steps: dict[str, Step] = {}
         self.dry = False  # the examples of tw.compile run without changing anything
         self.parameters: tuple[str, ...] = ()  # of the function, where tw.compile passes arguments
@@ -270,10 +270,10 @@ class Session:
             spent,
         )
         self.units.append(made)
-        if kind == "forward" and machine is not None:
+        if kind == "forward":
             self._steps[compilation] = Step(made, metadata())
         elif kind == "backward" and compilation in self._steps:
-            self._steps.pop(compilation).add(made)
+            self._steps[compilation].add(made)
         if plain is not None or (
             kind == "inference" and wrapper_is_trivial(len(captured.arguments))
         ):
