@@ -254,7 +254,7 @@ def _rfactor(n: Nest, rng: random.Random) -> Step | None:
     s, p = rng.choice(found)
     names = [q.name for q in p if ".r" in q.name] or [q.name for q in p]
     some = rng.sample(names, rng.randint(1, min(2, len(names))))
-    return RFactor(s.stage, tuple(some), _new(n, rng, "p"))
+    return RFactor(s.stage, tuple(some), _new(n, rng, "p"), exact=rng.random() < 0.3)
 
 
 def _set_scope(n: Nest, rng: random.Random) -> Step | None:

@@ -278,6 +278,14 @@ plain_capture: Knob[bool] = Knob(
     "0 passes all graphs to AOTAutograd, also those without gradients and changes in place",
     _show_bool,
 )
+data_sizes: Knob[bool] = Knob(
+    "TILEWRIGHT_DATA_SIZES",
+    lambda: True,
+    _parse_bool,
+    "0 breaks graphs where only data decides the size of a result, unless torch's own setting "
+    "(capture_dynamic_output_shape_ops) says otherwise",
+    _show_bool,
+)
 checks: Knob[bool] = Knob(
     "TILEWRIGHT_CHECK_DATA",
     lambda: True,

@@ -145,12 +145,19 @@ class Unique(Op):
         group = ew.sub(cumsum(ew.cast(fresh, i64), 0), number(1, i64))
         count = sum(ew.cast(fresh, i64), (0,), False)
         which = scatter(none, order, group, 0, None, "within")
-        if not self.ordered:
-            # A group's number is how many places begin one before its own first place.
-            begins = scatter(full((n,), False, b1), order, fresh, 0, None, "within")
-            number_at = ew.sub(cumsum(ew.cast(begins, i64), 0), number(1, i64))
-            first = take(_first(which), which, 0, "within")
-            which = take(number_at, first, 0, "within")
+        if self.ordered:
+            # Sorted rows that are equal lie next to each other, the first of them first.
+            begins = reshape(item(nonzero(fresh), 0), (n,))
+            there = ew.lt(iota(n), count)
+            last = ew.eq(iota(n), ew.sub(count, number(1, i64)))
+            ends = ew.where(last, number(n, i64), roll(begins, [-1], [0]))
+            first = ew.where(there, take(order, begins, 0, "within"), none)
+            return first, ew.where(there, ew.sub(ends, begins), none), which, count
+        # A group's number is how many places begin one before its own first place.
+        begins = scatter(full((n,), False, b1), order, fresh, 0, None, "within")
+        number_at = ew.sub(cumsum(ew.cast(begins, i64), 0), number(1, i64))
+        first = take(_first(which), which, 0, "within")
+        which = take(number_at, first, 0, "within")
         counts = scatter(none, which, full((n,), 1, i64), 0, "add", "within")
         return _first(which), counts, which, count
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import tilewright as tw
 from tests.driver.training_models import trained, without_chance
+from tilewright.base.errors import Unsupported
 from tilewright.driver.api import history_of
 
 
@@ -52,7 +53,7 @@ def test_gradients_are_computed_in_the_memory_of_what_was_kept() -> None:
     """Unless somebody may still read that."""
     net = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(3)))
     step = tw.compile(lambda x: net(x).square().mean(), strict=True)
-    x = torch.randn(256, 128)
+    x = torch.randn(1024, 128)  # few bytes are not worth it
     net(x).square().mean().backward()
     eager = [p.grad for p in net.parameters()]
 
@@ -86,6 +87,38 @@ def test_gradients_are_computed_in_the_memory_of_what_was_kept() -> None:
     loss.backward()
     judge()
     assert len(before) > 3 and all(map(torch.equal, seen, before))
+
+
+def test_small_steps_go_past_aot_autograd() -> None:
+    """However autograd calls them: twice, with hooks on what is kept, with gradients that lie
+    otherwise, under transforms."""
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    x = torch.randn(5, 8, requires_grad=True)
+    wanted = [x, *net.parameters()]
+    fast = torch.compile(net, backend="tilewright")
+    eager = [g.clone() for g in torch.autograd.grad(net(x).sum(), wanted)]
+    fast(x).sum().backward()  # the gradient is compiled when it is first asked for
+    y = fast(x)
+    assert y.grad_fn is not None and "Step" in type(y.grad_fn).__name__
+    for keep in (True, True, False):
+        got = torch.autograd.grad(y.sum(), wanted, retain_graph=keep)  # strides of 0
+        torch.testing.assert_close([*got], eager)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y.sum(), wanted)
+    turned = torch.autograd.grad(fast(x), wanted, torch.ones(4, 5).T)
+    torch.testing.assert_close([*turned], eager)
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x.t().contiguous().t() if x.ndim == 2 else x.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(other, lambda x: x):
+        y = fast(x)
+    torch.testing.assert_close([*torch.autograd.grad(y.sum(), wanted)], eager)
+    (first,) = torch.autograd.grad(fast(x).sum(), [x], create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        first.sum().backward()
+    with pytest.raises(Unsupported, match=r"batched|within vmap"):
+        torch.autograd.grad(fast(x), [x], torch.ones(3, 5, 4), is_grads_batched=True)
 
 
 @pytest.mark.slow

@@ -96,7 +96,8 @@ def unique(
 ) -> tuple[Node, Node, Node]:
     n, own = x.ttype.size, x.shape
     x = ops.reshape(x, (n,))
-    inverse = own if return_inverse or return_counts else None
+    # Some versions of torch give it with the counts too.
+    inverse = own if return_inverse or c.val[1].ndim != 1 or c.val[1].shape[0] != 0 else None
     first, which, many = _unique(c, ops.reshape(x, (n, 1)), inverse, return_counts)
     return ops.take(x, first, 0, "within"), which, many
 
@@ -178,6 +179,24 @@ def repeat_interleave(c: Context, repeats: Node, *, output_size: Any = None) -> 
     marks = ops.scatter(marks, begins, ones, 0, "add", "within")
     places = ops.sub(ops.cumsum(ops.slice(marks, 0, 0, n), 0), one)
     return cast(places, repeats.dtype)
+
+
+@aten("bincount.default")
+def bincount(c: Context, x: Node, weights: Node | None = None, minlength: Any = 0) -> Node:
+    """How often each number occurs; as many as there are up to the largest."""
+    if not D.known_le(1, x.shape[0]):
+        raise Untranslated("there may be no elements")
+    x, one = cast(x, i64), ops.number(1, i64)
+    c.checks.never(
+        ops.lt(x, ops.number(0, i64)),
+        "bincount only supports 1-d non-negative integral inputs.",
+    )
+    least = ops.number(c.shapes.dim(minlength), i64)
+    size = c.val.shape[0]
+    c.bounded(ops.maximum(ops.add(ops.amax(x, (0,), False), one), least), (), 0, size)
+    dtype = i64 if weights is None else f32 if weights.dtype == f32 else f64
+    times = ops.full(x.shape, 1, i64) if weights is None else cast(weights, dtype)
+    return ops.scatter(ops.full((c.shapes.dim(size),), 0, dtype), x, times, 0, "add", "within")
 
 
 @aten("torchvision.nms")

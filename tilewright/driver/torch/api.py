@@ -28,8 +28,6 @@ from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.places import place_in_frames
-from tilewright.capture.torch.recurrent import recurrent_layers
-from tilewright.capture.torch.substitutes import substitutes
 from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
@@ -274,7 +272,7 @@ class Compiled:
         if self._owner is not None:
             self._owner.watch()
         sizes = _SIZES.patch(**_ANY_SIZE) if self._dynamic else nullcontext()
-        with traceable(), recurrent_layers(), substitutes(), garbage_waits(), sizes:
+        with traceable(), garbage_waits(), sizes:
             out = self._slow(self.original, args, kwargs)
         self.called = True
         if self._owner is not None:

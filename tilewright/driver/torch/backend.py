@@ -51,6 +51,7 @@ from tilewright.driver.torch.reasons import break_reason, fallback_remedy, title
 from tilewright.driver.torch.recompiled import Frame, change_of
 from tilewright.driver.torch.spent import spent_arguments
 from tilewright.driver.torch.step import Step
+from tilewright.driver.torch.tracing import has_data_sizes, kept_for_us, require_any_size, trace_for
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
 from tilewright.runtime.cuda.machine import Machine
@@ -90,8 +91,8 @@ class Session:
         # By compile id: what the gradient's graph need not check again.
         self._checked_indices: dict[str, Mapping[str, frozenset[tuple[str, bool]]]] = {}
         self._kept_strides: dict[str, Mapping[str, Strides]] = {}  # what it gets in another layout
-        # By compile id: forward units on a GPU. Those of their gradients are compiled when the
-        # first gradient is asked for.
+        # By compile id: forward units. Those of their gradients may be compiled when the first
+        # gradient is asked for.
         self._steps: dict[str, Step] = {}
         self.dry = False  # the examples of tw.compile run without changing anything
         self.parameters: tuple[str, ...] = ()  # of the function, where tw.compile passes arguments
@@ -102,6 +103,7 @@ class Session:
     ) -> Callable[..., Any]:
         """Compile what Dynamo captured; AOTAutograd passes forward and backward to `unit`."""
         require_known(example_inputs)
+        require_any_size(shape_env())
         self._note_break(gm)
         self._note_recompile(gm)
         self.sources[str(CompileContext.current_compile_id())] = argument_sources(gm)
@@ -199,6 +201,8 @@ class Session:
         except Unsupported as problem:
             if self.options.strict or self.options.own_weights:
                 raise
+            if kept_for_us() and has_data_sizes(shape_env()):
+                raise  # it is traced again, with breaks where data decides sizes
             self.log.add(
                 "fallback",
                 f"a whole graph runs in eager: {problem.what}",
@@ -266,10 +270,10 @@ class Session:
             spent,
         )
         self.units.append(made)
-        if kind == "forward" and machine is not None:
+        if kind == "forward":
             self._steps[compilation] = Step(made, metadata())
         elif kind == "backward" and compilation in self._steps:
-            self._steps.pop(compilation).add(made)
+            self._steps[compilation].add(made)
         if plain is not None or (
             kind == "inference" and wrapper_is_trivial(len(captured.arguments))
         ):
@@ -488,6 +492,14 @@ def tilewright_backend(
     return compiled
 
 
+def is_ours(backend: Any) -> bool:
+    """Is it what torch.compile calls for this compiler?"""
+    return backend is tilewright_backend or isinstance(getattr(backend, "__self__", None), Session)
+
+
+trace_for(is_ours)
+
+
 def session_of(compile_id: object) -> Session | None:
     return _sessions.get(str(compile_id))
 
@@ -522,6 +534,12 @@ def metadata() -> Any:
     """What AOTAutograd knows of the graph that it is compiling; None outside of it."""
     context = TracingContext.try_get()
     return context.fw_metadata if context is not None else None
+
+
+def shape_env() -> Any:
+    """Where torch keeps what it knows of sizes while it compiles; None outside of that."""
+    context = TracingContext.try_get()
+    return getattr(getattr(context, "fake_mode", None), "shape_env", None)
 
 
 def static_inputs() -> tuple[int, ...]:

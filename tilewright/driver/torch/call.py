@@ -9,7 +9,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils import _pytree as pytree
 
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
@@ -34,7 +33,7 @@ from tilewright.driver.torch.segment_runner import (
 )
 from tilewright.driver.torch.sizes import binders, known_strides
 from tilewright.driver.torch.spent import set_apart, spent_inputs
-from tilewright.driver.torch.staged import Stages, can_be_staged
+from tilewright.driver.torch.staged import Stages, can_be_staged, read_in_eager
 from tilewright.driver.torch.tensors import draw_seed, label
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import require_elements
@@ -172,7 +171,7 @@ class Unit:
 
     def readers(self) -> Iterator[Reader]:
         """Every program that reads weights, and which."""
-        raw = _read_in_eager(self.captured)
+        raw = read_in_eager(self.captured)
         bound = [self._bound] * len(self.segments) if self._staged is None else self._staged.weights
         for segment, held in zip(self.segments, bound, strict=True):
             for s in segment.specialised():
@@ -354,16 +353,6 @@ def _of_sizes(captured: Captured, dims: Mapping[str, int]) -> Captured:
     graph = specialise(segment.graph, dims)
     step = Segment(graph, tuple(buffers), tuple(checks))
     return replace(captured, arguments=tuple(arguments), steps=(step,), results=tuple(results))
-
-
-def _read_in_eager(captured: Captured) -> set[str]:
-    """Slots that host calls read, that are changed, or that are results."""
-    given = [(step.args, step.kwargs) for step in captured.steps if isinstance(step, HostCall)]
-    leaves = pytree.tree_leaves(given)
-    slots = {x.label for x in leaves if isinstance(x, Slot)}
-    slots |= {x.slot for x in leaves if isinstance(x, (View, Restrided))}
-    slots |= {name for pair in captured.mutated for name in pair}
-    return slots | {r.slot for r in captured.results if isinstance(r, (Same, View, Restrided))}
 
 
 def _take(

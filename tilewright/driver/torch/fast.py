@@ -285,8 +285,10 @@ class Writer:
                 f"b{where[0]} + {where[1]}" if isinstance(where, tuple) else f"found[{numbers[k]}]"
             )
         lines = [f"plain = [*saved[:{count}], *others]"]
-        lines.append("found = read(plain)" if names["read"] is not None else "found = []")
-        lines.append("if not found: found = slowly(plain)")
+        if names["read"] is not None:
+            lines += ["found = read(plain)", "if not found: found = slowly(plain)"]
+        else:
+            lines += self._few_addresses([(at[k], strides.get(k)) for k in plain])
         for k, (shape, _, dtype) in enumerate(bases):
             names[f"t{k}"] = dtype
             lines.append(f"b{k} = memory(saved[{count + k}], {shape[0]}, t{k})")
@@ -295,6 +297,19 @@ class Writer:
         results = "".join(f"{self._result(r)}, " for r in self.captured.results)
         lines += [*self._launched(), f"return ({results})"]
         return self._made("saved, others", lines)
+
+    def _few_addresses(self, wanted: Sequence[tuple[int, tuple[int, ...] | None]]) -> list[str]:
+        """Addresses of tensors of the list `plain`, too few for a native loop, which lie with these
+        strides."""
+        known = [(f"plain[{k}]", strides) for k, strides in wanted]
+        fits = " and ".join(f"{x}.stride() == {s}" for x, s in known if s is not None) or "True"
+        read = ", ".join(f"{x}.data_ptr()" for x, _ in known)
+        return [
+            f"try: found = [{read}] if {fits} else []",
+            "except RuntimeError: found = []  # one has no memory",
+            f"if {'0 in found or ' if known else ''}len(found) < {len(known)}: "
+            "found = slowly(plain)",
+        ]
 
     def of_call(
         self, form: str, hold: Hold, after: Sequence[str], names: Mapping[str, Any]

@@ -8,6 +8,7 @@ else refers to their memory. Then a call works on copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from sys import getrefcount
 from typing import Any
 
@@ -19,6 +20,7 @@ from tilewright.capture.torch.captured import Captured
 from tilewright.driver.torch.tensors import label
 from tilewright.graph.memory import ALIGNMENT
 
+LEAST = 1 << 20  # bytes of all of them that are worth it
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _storages = torch._C._storage_Use_Count
 
@@ -52,7 +54,12 @@ def spent_arguments(gm: torch.fx.GraphModule, meta: Any) -> tuple[int, ...]:
 
 
 def spent_inputs(captured: Captured, arguments: Sequence[int]) -> tuple[int, ...]:
-    """The inputs of the one segment that are these arguments."""
+    """The inputs of the one segment that are these arguments. None of few bytes: to look whether
+    somebody needs them takes longer than memory of its own for what would lie there."""
+    every = (captured.arguments[k] for k in arguments)
+    sizes = (prod(map(int, a.shape)) * (a.dtype.bits // 8 if a.dtype else 1) for a in every)
+    if sum(sizes) < LEAST:
+        return ()
     slots = {captured.arguments[k].slot for k in arguments}
     taken = {getattr(r, "slot", None) for r in captured.results}
     taken |= {slot for pair in captured.mutated for slot in pair}

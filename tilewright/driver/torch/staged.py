@@ -15,9 +15,12 @@ from typing import Any, Protocol
 
 import torch
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
-from tilewright.capture.torch.captured import Captured, HostCall, Returned, Segment, Slot
+from tilewright.capture.torch.captured import Captured, Filled, HostCall, Returned, Segment, Slot
 from tilewright.capture.torch.dtypes import torch_dtype
+from tilewright.capture.torch.host_calls import trimmed
+from tilewright.capture.torch.layout import contiguous
 from tilewright.driver.torch.fast import Call, Dry, Program, problem_found
 from tilewright.driver.torch.layouts import as_announced, restrided
 from tilewright.driver.torch.tensors import allocator, draw_seed, label
@@ -43,6 +46,16 @@ _TENSOR = re.compile(r"\b(?:a\d+|h\d+|drawn|[oi]\d+_\d+)\b")
 def can_be_staged(captured: Captured) -> bool:
     """Numbers that torch's own expressions give take the long way."""
     return not captured.scalars
+
+
+def read_in_eager(captured: Captured) -> set[str]:
+    """Slots that host calls read, that are changed, or that are results."""
+    given = [(step.args, step.kwargs) for step in captured.steps if isinstance(step, HostCall)]
+    leaves = pytree.tree_leaves(given)
+    slots = {x.label for x in leaves if isinstance(x, Slot)}
+    slots |= {x.slot for x in leaves if isinstance(x, (View, Restrided))}
+    slots |= {name for pair in captured.mutated for name in pair}
+    return slots | {r.slot for r in captured.results if isinstance(r, (Same, View, Restrided))}
 
 
 class Staged(Protocol):
@@ -88,6 +101,8 @@ class Stages:
             "session": session,
         }
         self._weights = {a.slot for a in captured.arguments if a.weight}
+        self._seen = read_in_eager(captured)
+        self._begun: set[str] = set()  # slots that are the beginning of a variable's memory
         self.lines: list[str] = []
         self._begin(binders, restore)
         left = iter(programs)
@@ -169,7 +184,7 @@ class Stages:
         read: list[str] = []
         for slot, n in zip(slots, inputs, strict=True):
             variable = self._slots[slot]
-            if slot.startswith("host"):
+            if slot.startswith("host") and slot not in self._begun:
                 # An operator may give another layout than announced, and a few another dtype. The
                 # slot has it as it is: it may be a result, with eager's strides.
                 read.append(f"i{k}_{len(read)}")
@@ -219,6 +234,8 @@ class Stages:
     # ---- host calls
 
     def _host(self, call: HostCall) -> None:
+        if call.function is trimmed and self._trim(call):
+            return
         given = [self._value(x) for x in call.args]
         given += [f"{name}={self._value(x)}" for name, x in call.kwargs.items()]
         slots = [x.label for x in _leaves((call.args, call.kwargs)) if isinstance(x, Slot)]
@@ -235,6 +252,27 @@ class Stages:
             self._say(made)
         else:
             self._take(call.returned, made)
+
+    def _trim(self, call: HostCall) -> bool:
+        """The beginnings of tensors that only native code reads are where the tensors are. False,
+        and nothing said, where they are seen or do not lie together."""
+        axis, count, *sources = call.args
+        assert isinstance(call.returned, tuple)
+        (size, *filled), known = call.returned, self.captured.segments
+        buffers = {b.slot: b for s in known for b in s.buffers}
+        for r, x in zip(filled, sources, strict=True):
+            if not isinstance(r, Filled) or not isinstance(x, Slot) or r.slot in self._seen:
+                return False
+            b = buffers.get(x.label)
+            if b is None or b.stride != contiguous(b.shape) or any(d != 1 for d in b.shape[:axis]):
+                return False
+        assert isinstance(size, SymbolicInt) and isinstance(count, Slot)
+        self._tell(size.value, f"{self._slots[count.label]}.item()")
+        for r, x in zip(filled, sources, strict=True):
+            assert isinstance(r, Filled)
+            self._slots[r.slot] = self._slots[x.label]
+            self._begun.add(r.slot)
+        return True
 
     def _take(self, returned: Returned, value: str) -> None:
         """What a host call returned goes to variables, and gives values to symbols."""

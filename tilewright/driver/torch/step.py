@@ -92,6 +92,7 @@ def _applied(forward: Unit, backward: Unit, meta: Any) -> Callable[..., Any] | N
         first is None
         or last is None
         or dynamo_config.compiled_autograd
+        or any(p.spent for p in backward.programs)  # what is kept would have to be counted
         or not is_plain_step(meta, count)
         or not all(isinstance(r, Same) and r.slot in first.slots for r in results[:given])
         or len(gradients) != count

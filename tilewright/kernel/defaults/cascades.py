@@ -58,7 +58,7 @@ def cascades(s: Scheduler, stage: str, lanes: int = 1, placed: bool = True) -> l
         last = made[-1] if made else stage
         data, red = s.axes(last)
         names, found = [p.name for p in data], [p.name for p in red]
-        if _unknown(red):
+        if _any_unknown(s, red):
             parts = sums_of_any_number(s, last, found, lanes, names, placed)
         else:
             part = cascade(s, last, found, lanes, names, placed)
@@ -81,7 +81,7 @@ def cascade(
     where the outer ones are added, or before them all where nothing is around them or it is not to
     be placed yet."""
     loops = {p.name: p for p in s.path(stage)}
-    if _unknown([loops[name] for name in red]):
+    if _any_unknown(s, [loops[name] for name in red]):
         parts = sums_of_any_number(s, stage, red, lanes, data, placed)
         return parts[-1] if parts else None
     extents = [int(D.bounds(loops[name].extent)[1]) for name in red]
@@ -108,9 +108,16 @@ def cascade(
     return part
 
 
-def _unknown(loops: Sequence[Loop]) -> bool:
-    """Does no constant bound how many numbers these go through?"""
-    return any(D.bounds(p.extent)[1] == D.INF for p in loops)
+def _any_unknown(s: Scheduler, loops: Sequence[Loop]) -> bool:
+    return any(_unknown(s, p) for p in loops)
+
+
+def _unknown(s: Scheduler, loop: Loop) -> bool:
+    """Does only the call say how many numbers it goes through, of which there may be many? Blocks
+    of equal size do not fit these: the last one has fewer."""
+    e, dims = loop.extent, set(s.nest.dims)
+    most = D.bounds(e)[1]
+    return most == D.INF or (most > CHAIN and bool(D.symbols(e)) and D.symbols(e) <= dims)
 
 
 def sums_of_any_number(
@@ -121,8 +128,9 @@ def sums_of_any_number(
     data: Sequence[str] = (),
     placed: bool = True,
 ) -> list[str]:
-    """The stages of inner sums where no constant bounds how many numbers there are; none, and no
-    step, where that is refused. Chains are of known length, and there are two levels of them:
+    """The stages of inner sums where only the call says how many numbers there are; none, and no
+    step, where that is refused. Chains are of known length, and there are two levels of them
+    (one, where a constant bounds their number):
 
         for k.0.0:                       # one iteration up to 16,384 numbers for each lane
           m = 0
@@ -164,17 +172,21 @@ class _Unknown:
             return [f"{stage}c"]
         kept = self._blocks()
         part, middle = f"{stage}c", f"{stage}m"
-        s.do(RFactor(stage, tuple(kept), part))
-        s.do(Split(kept[0], CHAIN))
-        s.do(RFactor(stage, (f"{kept[0]}.0",), middle))
+        s.do(RFactor(stage, tuple(kept), part, exact=True))
+        made = [part]
+        if any(D.bounds(p.extent)[1] > CHAIN for p in s.reduced(stage)):
+            s.do(Split(kept[0], CHAIN))
+            s.do(RFactor(stage, (f"{kept[0]}.0",), middle, exact=True))
+            made = [middle, part]
         if self.data:
             # One partial result at a time is one of all columns, where lanes run over these.
             self._inside(stage, self.data[-1])
-            self._inside(middle, moved(self.data[-1], middle))
+            for inner in made[:-1]:
+                self._inside(inner, moved(self.data[-1], inner))
         if placed and (self.data or not alone):
-            for inner, outer in ((middle, stage), (part, middle)):
+            for inner, outer in zip(made, [stage, *made], strict=False):
                 s.do(ComputeAt(inner, s.reduced(outer)[-1].name))
-        return [middle, part]
+        return made
 
     def _inside(self, stage: str, columns: str) -> None:
         others = [p.name for p in self.s.own(stage) if p.name != columns]
@@ -184,8 +196,9 @@ class _Unknown:
         """Each loop of unknown length is split; the outer loops of these."""
         s = self.s
         bounds = {p.name: D.bounds(p.extent)[1] for p in s.path(self.stage)}
-        *others, last = [x for x in self.red if bounds[x] == D.INF]
-        known = ROWS ** len(others) * prod(int(bounds[x]) for x in self.red if bounds[x] < D.INF)
+        unknown = {p.name for p in s.path(self.stage) if _unknown(s, p)}
+        *others, last = [x for x in self.red if x in unknown]
+        known = ROWS ** len(others) * prod(int(bounds[x]) for x in self.red if x not in unknown)
         for x in others:
             s.do(Split(x, ROWS))
         lanes = self.lanes if last == self.red[-1] else 1

@@ -35,12 +35,16 @@ class RFactor(Step):
         for r.0: for r.1 in 4: s += x[…]       for r.1 in 4: p[r.1] = 0
                                                for r.0: for r.1: p[r.1] += x[…]
                                                for r.1 in 4: s += p[r.1]
+
+    Where only the call says how many rounds a kept loop has, there are as many partial results as
+    there may be rounds. `exact`: as many as there are, so that each can be placed where it is read.
     """
 
     stays: ClassVar[bool] = True
     stage: str
     loops_kept: tuple[str, ...]
     into: str
+    exact: bool = False
 
     def apply(self, n: Nest) -> Nest:
         self.fresh(n, self.into)
@@ -169,7 +173,8 @@ class RFactor(Step):
         for x in axes:
             # A ragged axis has its full width: partials that are never touched stay neutral.
             most = D.bounds(x.extent)[1]
-            fixed = D.symbols(x.extent) <= set(n.dims) and (x not in partial or most == D.INF)
+            fixed = D.symbols(x.extent) <= set(n.dims)
+            fixed = fixed and (x not in partial or self.exact or most == D.INF)
             width = x.extent if fixed else most
             bounded = isinstance(width, D.Int) or width < D.INF
             self.need(bounded, f"the extent of {x.name} has no constant bound")
