@@ -7,6 +7,8 @@ calls.
 
 from __future__ import annotations
 
+from functools import partial
+
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
@@ -135,6 +137,11 @@ class _Module:
         self.arith.put = main.writer.put
 
 
+# Bytes of a buffer of unknown size for which there is room on the stack, so that rows of usual
+# length need no call for memory.
+SMALL = 16 << 10
+
+
 def _runner(s: Loop) -> str:
     """The function that runs the chunks of a parallel loop."""
     return "tw_concurrent" if WAITS in s.marks else "tw_parallel"
@@ -144,7 +151,8 @@ class _Processor:
     """How a processor runs a function of a kernel."""
 
     def __init__(self, body: Body) -> None:
-        self.body, self.taken = body, set[str]()  # addresses on the heap
+        # Addresses that may be on the heap, each with the one that it has where it is not.
+        self.body, self.taken = body, dict[str, str]()
 
     def allocate(self, name: str) -> None:
         body, w = self.body, self.body.writer
@@ -159,22 +167,35 @@ class _Processor:
         else:
             total = w.put(f"mul i64 {body.indices.dim(b.size)}, {b.dtype.bytes}")
             total = w.put(f"add i64 {total}, 64")
-            size = f"i{body.target.pointer_bits}"
-            if size != "i64":
-                total = w.put(f"trunc i64 {total} to {size}")
-            address = w.put(f"call ptr @malloc({size} {total})")
+            own, room = "null", min(SMALL, body.target.stack // 8)
+            if D.bounds(b.size)[0] * b.dtype.bytes > room:
+                address = self._from_heap(total)
+            else:
+                own = f"%{w.fresh('m')}"
+                w.line(f"{own} = alloca [{room} x i8], align 64", entry=True)
+                small = w.put(f"icmp sle i64 {total}, {room}")
+                address = w.either(small, "ptr", lambda: own, lambda: self._from_heap(total))
             body.addresses.base[name] = (address, w.depth)
-            self.taken.add(address)
+            self.taken[address] = own
+
+    def _from_heap(self, total: str) -> str:
+        w, size = self.body.writer, f"i{self.body.target.pointer_bits}"
+        if size != "i64":
+            total = w.put(f"trunc i64 {total} to {size}")
+        return w.put(f"call ptr @malloc({size} {total})")
 
     def before(self, s: Stmt) -> None:
         """Nothing: a processor's threads see what they stored."""
 
     def release(self, names: list[str]) -> None:
         for name in names:
-            address = self.body.addresses.base.get(name, ("", 0))[0]
+            address, w = self.body.addresses.base.get(name, ("", 0))[0], self.body.writer
             if address in self.taken:
-                self.body.writer.line(f"call void @free(ptr {address})")
-                self.taken.discard(address)
+                give_back = partial(w.line, f"call void @free(ptr {address})")
+                if (own := self.taken.pop(address)) == "null":
+                    give_back()
+                else:
+                    w.branch(w.put(f"icmp ne ptr {address}, {own}"), give_back)
 
     def parallel(self, s: Loop) -> None:
         raise Unsupported(f"parallel loop {s.name} is not outermost")

@@ -4,8 +4,9 @@
     local u: f32[1000000]     heap u: f32[1000000]
 
 The stack is free, and small. What may be larger than the target's `stack` is taken from the heap
-where it is allocated and given back at the end of that body; default traces avoid that. Registers
-are the compiler's own, so "register" stays as it is unless it is that large.
+where it is allocated and given back at the end of that body; default traces avoid that. (One whose
+size is known at a call only is on the stack after all where it is small then: llvm/emit.py.)
+Registers are the compiler's own, so "register" stays as it is unless it is that large.
 """
 
 from __future__ import annotations
