@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 from tilewright import ops
@@ -26,16 +27,21 @@ from tilewright.base.events import Log
 from tilewright.graph.classify import UNIT, contraction, facts, multiply_adds
 from tilewright.graph.part_region import (
     Region,
+    at_first,
     bytes_of,
+    continued,
     in_part,
     region_of,
     summed_in_part,
     whole,
 )
-from tilewright.ir.node import Graph, Node, input, item, node, topological
+from tilewright.ir.node import Graph, Node, input, item, node, rebuild, topological
+from tilewright.ir.operator import is_composed
 from tilewright.ir.passes import Pass
 from tilewright.ir.types import TensorType
 from tilewright.ops.control import scan
+from tilewright.ops.indexing import Gather
+from tilewright.rewrites.updates import is_at
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,10 @@ class InParts(
                 return program
             tried.add(seed)
             found = self._best(program, seed)
-            if found is None:
+            made = None if found is None else _looped(*found)
+            if found is None or made is None:
                 continue
-            region, length = found
-            made = _looped(program, region, length)
-            if made is None:
-                continue
+            _, region, length = found
             program = made
             place = program.place(seed)
             log.add(
@@ -92,38 +96,64 @@ class InParts(
         columns = prod(d for k in c.columns if isinstance(d := n.shape[k], int))
         return columns >= self.longer * prod(d for d in f.inner if isinstance(d, int))
 
-    def _best(self, graph: Graph, seed: Node) -> tuple[Region, int] | None:
+    def _best(self, graph: Graph, seed: Node) -> tuple[Graph, Region, int] | None:
         """The region along the axis that moves the fewest bytes, and positions of a part."""
-        found: list[tuple[int, Region, int]] = []
+        found: list[tuple[int, Graph, Region, int]] = []
         for axis in range(seed.rank):
-            region = region_of(graph, seed, axis)
+            of = _without_gathers(graph, seed, axis)
+            region = region_of(of, seed, axis)
             if region is None:
                 continue
             wanted = min(-(-bytes_of(seed) // self.part), region.extent // self.positions)
             for rounds in _near(region.extent, wanted):
-                moved = _moved(region, rounds)
+                moved = _moved(region, rounds, bytes_of(seed))
                 if moved <= multiply_adds(seed) // _WORK:
-                    found.append((moved, region, region.extent // rounds))
+                    found.append((moved, of, region, region.extent // rounds))
                     break
-        if not found:
-            return None
-        _, region, length = min(found, key=lambda x: x[0])
-        return region, length
+        return min(found, key=lambda x: x[0])[1:] if found else None
+
+
+def _without_gathers(graph: Graph, seed: Node, axis: int) -> Graph:
+    """One element of each row along the axis, gathered out of a map of the product, as a sum of it
+    and of zeros."""
+    maps = {seed}
+
+    def change(n: Node) -> Node:
+        if not isinstance(n.type, TensorType) or maps.isdisjoint(n.inputs):
+            return n
+        if n.ttype.size == seed.ttype.size and (n.op.elementwise or _is_reshape(n)):
+            maps.add(n)
+        x = n.inputs[0]
+        if not isinstance(n.op, Gather) or x.shape != seed.shape or n.op.axis != axis:
+            return n
+        rows = tuple(1 if k == axis else d for k, d in enumerate(x.shape))
+        if x not in maps or n.shape != rows or not x.dtype.is_float:
+            return n
+        marked = is_at(x, axis, n.inputs[1], n.op.known)
+        return ops.sum(ops.where(marked, x, ops.full((), 0, x.dtype)), (axis,), True)
+
+    return rebuild(graph, change)
 
 
 # Multiply-adds of the product for each byte that the loop moves and whole operators would not: in
 # the time of so many of them a byte comes from memory, several times.
 _WORK = 32
+_LARGE, _NEVER = 8, 1 << 60
 
 
-def _moved(region: Region, rounds: int) -> int:
+def _is_reshape(n: Node) -> bool:
+    return not is_composed(n.op) and facts(n).reshape
+
+
+def _moved(region: Region, rounds: int, size: int) -> int:
     """Bytes that a loop moves more than operators on the whole axis."""
     same = sum(map(bytes_of, region.captured))
     moved = (same + 2 * sum(map(bytes_of, region.summed))) * (rounds - 1)
     ends = (*region.sliced, *region.stacked)
     turned = sum(2 * bytes_of(n) for n in ends if region.axis[n].first)
-    left = 0 if region.extent % rounds == 0 else sum(2 * bytes_of(n) for n in region.stacked)
-    return moved + turned + left
+    left = 0 if region.extent % rounds == 0 else sum(map(bytes_of, region.stacked))
+    # What is left over is put behind the rest, which takes as much memory again.
+    return moved + turned + left * (2 if left * _LARGE < size else _NEVER)
 
 
 def _near(extent: int, wanted: int) -> Iterator[int]:
@@ -146,20 +176,24 @@ def _looped(graph: Graph, region: Region, length: int) -> Graph | None:
     done = rounds * length
     operands = {x: _rows_first(region, x) for x in region.sliced}
     captured = list(region.captured)
-    first: Sequence[Node] = [ops.full(n.shape, 0, n.dtype) for n in region.summed]
+    first = [ops.full(n.shape, 0, n.dtype) for n in region.summed]
+    pairs = [at_first(pair) for pair in region.running]
     last: Sequence[Node] = ()
     try:
         if rest:
             given = {x: ops.slice(y, 0, done, region.extent) for x, y in operands.items()}
             values = _computed(region, rest, given, {x: x for x in captured})
             first = [values[n] for n in region.summed]
+            both = zip(region.running, pairs, strict=True)
+            pairs = [continued(pair, values, before) for pair, before in both]
             last = [_turned(region, n, values[n]) for n in region.stacked]
-        loop = _loop(region, length, rounds, operands, first)
+        loop = _loop(region, length, rounds, operands, [*first, *chain(*pairs)])
     except Invalid:
         return None  # an operator whose attributes have the number of positions in them
-    new: dict[Node, Node] = {n: item(loop, k) for k, n in enumerate(region.summed)}
+    ends = [*region.summed, *chain(*((r.most, r.total) for r in region.running))]
+    new: dict[Node, Node] = {n: item(loop, k) for k, n in enumerate(ends)}
     for k, n in enumerate(region.stacked):
-        rows = item(loop, len(region.summed) + k)
+        rows = item(loop, len(ends) + k)
         rows = ops.reshape(rows, (done, *rows.shape[2:]))
         if rest:
             rows = ops.concat([rows, last[k]], 0)
@@ -179,7 +213,8 @@ def _looped(graph: Graph, region: Region, length: int) -> Graph | None:
 def _loop(
     region: Region, length: int, rounds: int, operands: Mapping[Node, Node], first: Sequence[Node]
 ) -> Node:
-    sums = [input(f"sum{k}", n.ttype) for k, n in enumerate(region.summed)]
+    seen = [input(f"sum{k}", n.ttype) for k, n in enumerate(first)]
+    sums = seen[: len(region.summed)]
     slices: dict[Node, Node] = {}
     sliced = []
     for k, (x, y) in enumerate(operands.items()):
@@ -190,9 +225,11 @@ def _loop(
     same = {x: input(f"same{k}", x.ttype, "weight") for k, x in enumerate(region.captured)}
     values = _computed(region, length, slices, same)
     made = [ops.add(s, values[n]) for s, n in zip(sums, region.summed, strict=True)]
+    for k, pair in enumerate(region.running):
+        made += continued(pair, values, seen[len(sums) + 2 * k :][:2])
     made += [_turned(region, n, values[n]) for n in region.stacked]
     places = {values[n]: region.places[n] for n in region.members if n in region.places}
-    inputs = (*sums, *slices.values(), *same.values())
+    inputs = (*seen, *slices.values(), *same.values())
     body = Graph("part", inputs, tuple(made), places)
     return scan(body, first, sliced, region.captured, rounds)
 

@@ -37,6 +37,14 @@ class Plan:
     updated: tuple[tuple[int, Node], ...] = ()  # results that may lie where an input does
     # Values in the memory of inputs that are not needed any more, and how many bytes from there
     over: Mapping[Node, tuple[Node, int]] = field(default_factory=dict)
+    # Of values in the arena: where they end, and the first and the last batch that needs them
+    ends: tuple[tuple[Dim, int, int], ...] = ()
+
+    def free_from(self, batch: int) -> Dim:
+        """The offset in the arena behind all that lives there while a batch runs."""
+        found = [end for end, first, last in self.ends if first <= batch <= last]
+        known = [end for end in found if isinstance(end, int)]
+        return max(known, default=0) if len(known) == len(found) else self.size
 
     def where(self, x: Node) -> tuple[str, Dim | Node | tuple[Node, int]]:
         """("arena", offset), ("output", position), ("over", (input, at)) or ("source", node)."""
@@ -143,6 +151,7 @@ class _Planner:
             bound,
             tuple(updated),
             over,
+            tuple((offsets[s.nodes[0]] + s.size, s.first, s.last) for s in inside),
         )
 
     def may_lend(self, x: Node) -> bool:

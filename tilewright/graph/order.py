@@ -18,11 +18,21 @@ def few_live_bytes(
     clusters: Sequence[Cluster], results: Sequence[Node], aliases: Mapping[Node, Node]
 ) -> list[Cluster]:
     """The best of some orders: as given, always the ready cluster that grows memory least, or chain
-    by chain."""
+    by chain; and each of these with what frees nothing as late as it can be."""
     uses = _uses(clusters, results, aliases)
-    orders = [list(clusters), _greedy(clusters, uses, aliases)]
-    orders += [_Chains(clusters, uses, aliases, most).order() for most in FURTHEST]
-    return min(orders, key=lambda found: peak(found, uses, aliases))
+    every = {x: guess(nbytes(x.ttype)) for x in uses}
+    # Results are the caller's memory, and all there in the end, whatever the order.
+    own = every | {x: 0 for o in results if (x := aliases.get(o, o)) in every}
+    orders = [list(clusters)]
+    for size in (own, every) if own != every else (every,):
+        orders.append(_greedy(clusters, uses, aliases, size))
+        orders += [_Chains(clusters, uses, aliases, size, most).order() for most in FURTHEST]
+    orders += [_late(found, uses, aliases) for found in orders]
+
+    def cost(found: Sequence[Cluster]) -> tuple[int, int]:
+        return peak(found, uses, aliases, own), peak(found, uses, aliases, every)
+
+    return min(orders, key=cost)
 
 
 def _uses(
@@ -42,11 +52,13 @@ def _uses(
 
 
 def peak(
-    clusters: Sequence[Cluster], uses: Mapping[Node, int], aliases: Mapping[Node, Node]
+    clusters: Sequence[Cluster],
+    uses: Mapping[Node, int],
+    aliases: Mapping[Node, Node],
+    size: Mapping[Node, int],
 ) -> int:
     """Most bytes of cluster outputs alive at once; a cluster's inputs live until it is done."""
     left = dict(uses)
-    size = {x: guess(nbytes(x.ttype)) for x in uses}
     live = best = 0
     for c in clusters:
         live += sum(size[o] for o in c.outputs)
@@ -59,11 +71,31 @@ def peak(
     return best
 
 
-def _greedy(
+def _late(
     clusters: Sequence[Cluster], uses: Mapping[Node, int], aliases: Mapping[Node, Node]
 ) -> list[Cluster]:
+    """Clusters that read nothing for the last time, such as packed copies of inputs, right before
+    the first one that reads them."""
+    reads = [{x for y in c.inputs if (x := aliases.get(y, y)) in uses} for c in clusters]
+    readers: dict[Node, list[int]] = {}
+    for k, found in enumerate(reads):
+        for x in found:
+            readers.setdefault(x, []).append(k)
+    at: dict[int, int] = {}  # a cluster that stays, before which it runs
+    for k in reversed(range(len(clusters))):
+        frees = any(readers[x][-1] == k for x in reads[k])
+        later = [at[r] for o in clusters[k].outputs for r in readers.get(o, ())]
+        at[k] = k if frees or not later else min(later)
+    return [clusters[k] for k in sorted(at, key=lambda k: (at[k], k))]
+
+
+def _greedy(
+    clusters: Sequence[Cluster],
+    uses: Mapping[Node, int],
+    aliases: Mapping[Node, Node],
+    size: Mapping[Node, int],
+) -> list[Cluster]:
     left = dict(uses)
-    size = {x: guess(nbytes(x.ttype)) for x in uses}
     reads = [[x for x in {aliases.get(x, x) for x in c.inputs} if x in uses] for c in clusters]
     maker = {o: k for k, c in enumerate(clusters) for o in c.outputs}
     waiting = [len({maker[x] for x in r}) for r in reads]
@@ -118,12 +150,12 @@ class _Chains:
         clusters: Sequence[Cluster],
         uses: Mapping[Node, int],
         aliases: Mapping[Node, Node],
+        size: Mapping[Node, int],
         most: int,
     ) -> None:
         """`most` clusters are run with one, and it with them."""
         self.clusters, self.most = clusters, most
-        self.left = dict(uses)
-        self.size = {x: guess(nbytes(x.ttype)) for x in uses}
+        self.left, self.size = dict(uses), size
         every = [dict.fromkeys(aliases.get(x, x) for x in c.inputs) for c in clusters]
         self.reads = [[x for x in found if x in uses] for found in every]
         maker = {o: k for k, c in enumerate(clusters) for o in c.outputs}

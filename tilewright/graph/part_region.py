@@ -4,6 +4,9 @@ An operator is inside where its definition reads one position of the axis for ea
 over the axis are added up outside. The product and large maps of it have to stay inside, so what
 reads one is inside too, or such a sum. Other values may go in and out.
 
+The maximum of the axis, and the sum of exponentials of differences to it, are two numbers that a
+loop carries: a larger maximum scales the sum that there is.
+
 An axis may be several axes of a shape that follow each other, such as batch and time of rows that
 were flattened for a product. In a part they are one.
 """
@@ -15,6 +18,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
+import numpy as np
+
 from tilewright import ops
 from tilewright.base.errors import Invalid
 from tilewright.graph.classify import Facts, facts
@@ -24,9 +29,12 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Index
 from tilewright.ir.node import Constant, Graph, Input, Node, Place, node
 from tilewright.ir.operator import is_composed
+from tilewright.ir.pattern import Var, match, op
 from tilewright.ir.types import TensorType
 from tilewright.ops.reductions import Reduction
 
+_x = Var("x")
+_EXPONENTIALS = op.sum(op.exp(op.sub(_x, op.amax(_x))))
 # Values along the axis of at least this part of the product's bytes stay inside.
 _LARGE = 8
 
@@ -41,6 +49,15 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Running:
+    """`total` is the sum of exp(of - most) over the axis, and `most` the maximum."""
+
+    of: Node
+    most: Node
+    total: Node
+
+
+@dataclass(frozen=True)
 class Region:
     """Values that are computed part by part, operands before users."""
 
@@ -51,6 +68,7 @@ class Region:
     captured: tuple[Node, ...]  # operands that are the same in all rounds
     stacked: tuple[Node, ...]  # results along the axis
     summed: tuple[Node, ...]  # results that are sums over it
+    running: tuple[Running, ...]  # pairs of results
     places: Mapping[Node, frozenset[Place]]
 
 
@@ -73,6 +91,8 @@ class _Search:
         self.axis: dict[Node, Axis] = {seed: Axis(axis)}
         self.inside: dict[Node, None] = {seed: None}
         self.sums: dict[Node, None] = {}
+        self.running: list[Running] = []
+        self.hidden: set[Node] = set()  # between the two numbers of such a pair
         self.maps = {seed}  # the product and maps of it: what the loop is to make no memory for
         self.work = [seed]
 
@@ -119,8 +139,9 @@ class _Search:
         """Those of a large map are inside, or sums."""
         if n in self.results:
             return False
+        self._find_running(n)
         for u in self.users[n]:
-            if u in self.inside or u in self.sums:
+            if u in self.inside or u in self.sums or u in self.hidden:
                 continue
             if not _can_be_inside(u):
                 return False
@@ -137,14 +158,41 @@ class _Search:
                 return False
         return True
 
+    def _find_running(self, n: Node) -> None:
+        """Pairs of a maximum and a sum of exponentials that nothing else reads the terms of."""
+        for less in self.users[n]:
+            for terms in self.users[less]:
+                for total in self.users[terms]:
+                    found = next(match(_EXPONENTIALS, total), None)
+                    if found is None or found.x is not n or total in self.sums:
+                        continue
+                    most = less.inputs[1]
+                    alone = self.users[less] == [terms] and self.users[terms] == [total]
+                    if (
+                        alone
+                        and {less, terms}.isdisjoint(self.results)
+                        and self._over_axis(n, most, total)
+                    ):
+                        self.running.append(Running(n, most, total))
+                        self.hidden |= {less, terms}
+                        self.sums |= {most: None, total: None}
+
+    def _over_axis(self, n: Node, most: Node, total: Node) -> bool:
+        wanted = tuple(self.axis[n].axes())
+        both = (most.op, total.op)
+        return (
+            all(isinstance(o, Reduction) and o.axes == wanted for o in both) and n.dtype.bytes >= 4
+        )
+
     def _close(self) -> bool:
         """What depends on something inside and is needed inside is computed inside."""
+        pairs = {x for r in self.running for x in (r.most, r.total)}
         own = {*self.inside, *self.sums}
         below: set[Node] = set()
         for n in self.order:
             if any(x in own or x in below for x in n.inputs):
                 below.add(n)
-        for n in own:
+        for n in own - pairs:
             for x in n.inputs:
                 if x in self.sums or (x in below and x not in self.axis):
                     return False
@@ -155,8 +203,9 @@ class _Search:
         return True
 
     def region(self) -> Region:
-        own = {*self.inside, *self.sums}
-        members = tuple(n for n in self.order if n in own)
+        pairs = {x for r in self.running for x in (r.most, r.total)}
+        own = {*self.inside, *self.sums, *self.hidden}
+        members = tuple(n for n in self.order if n in own - pairs - self.hidden)
         outside = dict.fromkeys(x for n in members for x in n.inputs if x not in own)
         return Region(
             self.extent,
@@ -166,6 +215,7 @@ class _Search:
             tuple(x for x in outside if x not in self.axis),
             tuple(n for n in members if n in self.inside and self._leaves(n, own)),
             tuple(n for n in members if n in self.sums),
+            tuple(self.running),
             self.graph.places,
         )
 
@@ -338,6 +388,29 @@ def summed_in_part(region: Region, n: Node, values: Mapping[Node, Node]) -> Node
     else:
         made = node(n.op, *args)
     return _of_type(made, n.ttype)
+
+
+def continued(pair: Running, values: Mapping[Node, Node], before: Sequence[Node]) -> list[Node]:
+    """Maximum and sum after another part."""
+    y, (most, total) = values[pair.of], before
+    new = ops.maximum(most, node(pair.most.op, y))
+    terms = ops.exp(ops.sub(y, _beside(new, y, pair)))
+    scaled = ops.mul(total, ops.exp(ops.sub(most, new)))
+    return [new, ops.add(scaled, node(pair.total.op, terms))]
+
+
+def _beside(most: Node, y: Node, pair: Running) -> Node:
+    """The maximum with the axis that it is of."""
+    assert isinstance(pair.most.op, Reduction)
+    over = pair.most.op.axes
+    return ops.reshape(most, [1 if k in over else d for k, d in enumerate(y.shape)])
+
+
+def at_first(pair: Running) -> list[Node]:
+    """Before any part. The least number, since differences of infinite ones are none."""
+    t = pair.most.ttype
+    least = float(np.finfo(t.dtype.numpy).min)
+    return [ops.full(t.shape, least, t.dtype), ops.full(pair.total.shape, 0, t.dtype)]
 
 
 def whole(region: Region, n: Node, rows: Node) -> Node:

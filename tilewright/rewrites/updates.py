@@ -3,7 +3,7 @@
 A scatter of one element into each row of a constant is a choice per element: the constant, or what
 is put where the index says. As a map it becomes part of its readers, and the constant is never
 stored: gradients of a loss over classes, and one-hot vectors, are such. A row of zeros and that one
-element adds up to it.
+element adds up to it; of a difference that is gathered, only the gathered elements are computed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tilewright.ir.node import Node
 from tilewright.ir.pattern import Guard, Match, Rule, Var, filled_value, make, op
 from tilewright.ir.types import i64, u64
 from tilewright.ops.creation import Iota, iota, number
-from tilewright.ops.indexing import Scatter
+from tilewright.ops.indexing import Gather, Scatter
 from tilewright.ops.reductions import Reduction
 from tilewright.ops.views import Reshape
 from tilewright.rewrites.subject import Maker
@@ -35,18 +35,23 @@ def _one_per_row(m: Match) -> bool:
     return filled_value(m.x) is not None and all(all(s) for s in same)
 
 
-def _chosen(m: Match) -> Node:
-    axis, known = _scatter(m).axis, _scatter(m).known
-    size = m.x.shape[axis]
-    at = ops.cast(m.i, i64)
+def is_at(x: Node, axis: int, i: Node, known: str) -> Node:
+    """Of the elements of x along an axis, which is the one that an index of a row names?"""
+    size = x.shape[axis]
+    at = ops.cast(i, i64)
     if known not in ("within", "proved"):
         at = ops.where(ops.lt(at, number(0, i64)), ops.add(at, number(size, i64)), at)
     if known == "any" or not D.known_lt(0, size):
         at = ops.maximum(ops.minimum(at, number(size - 1, i64)), number(0, i64))
     elif known != "proved":  # as an unsigned number a negative one is large
         at = ops.cast(ops.minimum(ops.cast(at, u64), number(size - 1, u64)), i64)
-    shape = (*(1 for _ in range(axis)), size, *(1 for _ in range(axis + 1, m.x.rank)))
-    return ops.where(ops.eq(ops.reshape(iota(size), shape), at), m.y, m.x)
+    shape = (*(1 for _ in range(axis)), size, *(1 for _ in range(axis + 1, x.rank)))
+    return ops.eq(ops.reshape(iota(size), shape), at)
+
+
+def _chosen(m: Match) -> Node:
+    marked = is_at(m.x, _scatter(m).axis, m.i, _scatter(m).known)
+    return ops.where(marked, m.y, m.x)
 
 
 def _rows(m: Maker) -> Node:
@@ -96,6 +101,35 @@ def _the_one(m: Match) -> Node:
     return ops.reshape(found, m.root.shape)
 
 
+def _gather(m: Match) -> Gather:
+    assert isinstance(m.root.op, Gather)
+    return m.root.op
+
+
+def _same_along(m: Match) -> bool:
+    """Is what is subtracted the same along the axis, and is the index for all of its rows?"""
+    axis, x = _gather(m).axis, m.root.inputs[0]
+    if m.y.rank != x.rank or m.x.rank != x.rank or not D.known_eq(m.y.shape[axis], 1):
+        return False
+    rows = zip(m.x.shape, m.i.shape, x.shape)
+    return all(
+        k == axis or (D.known_eq(a, b) and D.known_eq(a, c)) for k, (a, b, c) in enumerate(rows)
+    )
+
+
+def _of_gathered(m: Match) -> Node:
+    g = _gather(m)
+    return ops.sub(make("gather", m.x, m.i, axis=g.axis, known=g.known), m.y)
+
+
+def _less(m: Maker) -> Node:
+    before, size, after = m.shape(m.whole(0, 2)), m.dim(1), m.shape(m.whole(0, 1))
+    axis = len(before)
+    less = ops.sub(m.tensor("x", (*before, size, *after)), m.tensor("y", (*before, 1, *after)))
+    at = m.tensor("i", (*before, m.dim(1), *after), i64)
+    return make("gather", less, at, axis=axis, known=m.rng.choice(["any", "within"]))
+
+
 def _marked(m: Maker) -> Node:
     before, size, after = m.shape(m.whole(0, 2)), m.dim(1), m.shape(m.whole(0, 1))
     rows, axis = (*before, 1, *after), len(before)
@@ -122,6 +156,14 @@ RULES = (
         Guard("zeros but for one element of a row", _one_of_a_row),
         subject=_marked,
         tested="which term of the sum it is, data says: the normal form has no such sums",
+        dtypes="f",
+    ),
+    Rule(
+        "gather-of-difference",
+        op.gather(op.sub(x, y), i),
+        _of_gathered,
+        Guard("the same is subtracted along the axis", _same_along),
+        subject=_less,
         dtypes="f",
     ),
 )

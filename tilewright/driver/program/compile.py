@@ -335,7 +335,7 @@ class Builder:
         dims = tuple(sorted(graph_symbols(fused.graph)))
         actions: list[Action] = []
         symbols: dict[Cluster, str] = {}
-        extra: Dim = 0
+        end = p.size
         clusters = [by_first_use(c) for c in fused.clusters]
         sized = for_any_size([c for c in clusters if _apart(c, p)]) if self.any_size else {}
         batches = Batches(self, fused, p, where, sized)
@@ -344,9 +344,10 @@ class Builder:
             flow = control_of(c)
             if flow is not None:
                 inner = f"{symbol}_{len(actions)}"
-                action, size = action_of(flow, c, self, where, inner, p.size)
+                base = p.free_from(batches.batch[c.outputs])
+                action, size = action_of(flow, c, self, where, inner, base)
                 actions.append(action)
-                extra = D.maximum(extra, size)
+                end = D.maximum(end, base + size)
                 continue
             if all(o.ttype.size == 0 for o in c.outputs):
                 continue
@@ -363,7 +364,7 @@ class Builder:
         in_place = tuple(p.outputs[x] for x in overwritten or () if x in p.outputs)
         e = Entry(symbol, tuple(actions), dims, in_place)
         self.entries.append(e)
-        return e, p.size + extra
+        return e, end
 
     def _call(
         self, c: Cluster, fused: Fused, p: Plan, where: Where, sized: Mapping[Cluster, AnySize]
