@@ -106,8 +106,12 @@ class Loads:
                 if self.accesses.is_shifted(b, w, align) and self.addresses.aligned(b) >= VECTOR:
                     return self._shifted(b, lin, w, align)
                 return self.accesses.load(b, p, w, align)
-            x = self.put(f"load <{span} x {t}>, ptr {p}, align {b.dtype.bytes}")
             pick = range(0, span, abs(lane)) if lane > 0 else range(span - 1, -1, -abs(lane))
+            phase = self._phase(b, lin, lane)
+            if phase is not None:
+                span, pick = w * lane, range(phase, w * lane, lane)
+                p = self.addresses.pointer(b, const - phase, terms)
+            x = self.put(f"load <{span} x {t}>, ptr {p}, align {b.dtype.bytes}")
             mask = ", ".join(f"i32 {k}" for k in pick)
             x = self.put(
                 f"shufflevector <{span} x {t}> {x}, <{span} x {t}> poison, <{w} x i32> <{mask}>"
@@ -143,6 +147,17 @@ class Loads:
             return self.c.with_lane(k, lambda: self.at(b, at, 1))
 
         return self.w.build([one(k) for k in range(w)], register_type(b.dtype))
+
+    def _phase(self, b: Buffer, lin: Dim, lane: int) -> int | None:
+        """Where lanes take one element each of groups of `lane` neighbours, which of a group: all
+        of it may be read, as whole vectors, once for all elements of it. None where groups are not
+        whole, or begin where only a run knows."""
+        if lane < 2 or b.pointer or b.unit != 1 or not D.known_eq(D.mod(b.size, lane), 0):
+            return None
+        assert self.c.lane is not None
+        fixed = {s: k for s in D.symbols(lin) if isinstance(k := self.c.env.get(s), int)}
+        phase = D.mod(D.substitute(lin, {**fixed, self.c.lane[0]: 0}), lane)
+        return phase if isinstance(phase, int) else None
 
     def _is_gathered(self, b: Buffer, lin: Dim) -> bool:
         """Is it one for the machine's instruction that reads each lane from a place of its own?"""

@@ -84,6 +84,7 @@ _OF_THEIR_OWN = (schedule_cases, schedule_interleaved, schedule_panels)
 def schedule_map(s: Scheduler, outs: list[Stage]) -> None:
     host = outs[0].name
     names = [x.name for x in outs]
+    _without_ones(s, names)
     if len(outs) == 1 and s.path(host) and schedule_turned(s, host):
         return
     if len(outs) == 1:
@@ -93,6 +94,15 @@ def schedule_map(s: Scheduler, outs: list[Stage]) -> None:
     _share_loops(s, host, names[1:])
     if s.path(host) and not any(way(s, host) for way in _OF_THEIR_OWN):
         schedule_alone(s, host)
+
+
+def _without_ones(s: Scheduler, names: list[str]) -> None:
+    """A loop of one iteration in the place of lanes would hide how the others walk memory: it
+    becomes one with the loop before it."""
+    while all(len(s.path(n)) > 1 and s.path(n)[-1].extent == 1 for n in names):
+        for n in names:
+            *_, before, last = s.path(n)
+            s.do(Fuse(before.name, last.name, f"{n}.u{len(s.path(n))}"))
 
 
 def _neighbours_soon(s: Scheduler, host: str) -> None:

@@ -340,6 +340,7 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
         if part is not None:
             reduction_lanes(s, part, lanes)
         return
+    lanes = _chains(s, stage, loop, lanes)
     part = cascade(s, stage, names, lanes)
     if part is not None:
         reduction_lanes(s, part, lanes)
@@ -363,6 +364,20 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     width = len(s.nest.buffer(part).shape) - 1
     if s.loops(f"{part}.init.i{width}"):
         s.attempt(Vectorize(f"{part}.init.i{width}"))
+
+
+CHAINS = 4  # vectors of partial results: an addition waits for the one before it
+
+
+def _chains(s: Scheduler, stage: str, loop: Loop, lanes: int) -> int:
+    """Lanes of a long sum of what is read: several vectors, since each waits for its own last
+    result. What is computed first takes longer than that."""
+    if s.choices.lanes is not None or cost(s.store(stage).value):
+        return lanes
+    one = s.target.lanes(max(s.nest.buffer(stage).dtype.bits, 32))
+    wide = min(CHAINS * one, MAX_LANES)
+    long = isinstance(loop.extent, int) and loop.extent % wide == 0 and loop.extent >= 4 * wide
+    return max(lanes, wide) if long else lanes
 
 
 def _init_lanes(s: Scheduler, stage: str, lanes: int) -> None:
