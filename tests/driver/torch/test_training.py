@@ -7,9 +7,12 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._vmap_internals import _vmap
+from torch.autograd.functional import jacobian
 
 import tilewright as tw
 from tests.driver.training_models import trained, without_chance
+from tests.seeds import drawn
 from tilewright.driver.api import history_of
 
 
@@ -86,6 +89,32 @@ def test_gradients_are_computed_in_the_memory_of_what_was_kept() -> None:
     loss.backward()
     judge()
     assert len(before) > 3 and all(map(torch.equal, seen, before))
+
+
+@pytest.mark.parametrize("dynamic", drawn([None, True], 1))
+def test_many_gradients_at_once(dynamic: bool | None) -> None:
+    """What torch passes then are tensors without memory; one level within another too."""
+
+    def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(x @ y).exp().sum(1), (x * y).sin()
+
+    fast = tw.compile(both, dynamic=dynamic)
+    given = (torch.randn(3, 3), torch.randn(3, 3))
+    expected = jacobian(both, given)
+    for _ in range(2):
+        torch.testing.assert_close(jacobian(fast, given, vectorize=True), expected)
+
+    weights = torch.randn(2, 4, 3)
+    found = []
+    for f in (fast, both):
+        x = given[0].clone().requires_grad_()
+        result = f(x, given[1])[0]
+
+        def gradient(weight: torch.Tensor, x=x, result=result) -> torch.Tensor:
+            return torch.autograd.grad(result, x, weight, retain_graph=True)[0]
+
+        found.append(_vmap(_vmap(gradient))(weights))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.slow
