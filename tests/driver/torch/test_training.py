@@ -7,10 +7,12 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._vmap_internals import _vmap
+from torch.autograd.functional import jacobian
 
 import tilewright as tw
 from tests.driver.training_models import trained, without_chance
-from tilewright.base.errors import Unsupported
+from tests.seeds import drawn
 from tilewright.driver.api import history_of
 
 
@@ -117,8 +119,35 @@ def test_small_steps_go_past_aot_autograd() -> None:
     (first,) = torch.autograd.grad(fast(x).sum(), [x], create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
         first.sum().backward()
-    with pytest.raises(Unsupported, match=r"batched|within vmap"):
-        torch.autograd.grad(fast(x), [x], torch.ones(3, 5, 4), is_grads_batched=True)
+    many = torch.ones(3, 5, 4)
+    found = torch.autograd.grad(fast(x), wanted, many, is_grads_batched=True)
+    torch.testing.assert_close([*found], [g.expand(3, *g.shape) for g in eager])
+
+
+@pytest.mark.parametrize("dynamic", drawn([None, True], 1))
+def test_many_gradients_at_once(dynamic: bool | None) -> None:
+    """What torch passes then are tensors without memory; one level within another too."""
+
+    def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(x @ y).exp().sum(1), (x * y).sin()
+
+    fast = tw.compile(both, dynamic=dynamic)
+    given = (torch.randn(3, 3), torch.randn(3, 3))
+    expected = jacobian(both, given)
+    for _ in range(2):
+        torch.testing.assert_close(jacobian(fast, given, vectorize=True), expected)
+
+    weights = torch.randn(2, 4, 3)
+    found = []
+    for f in (fast, both):
+        x = given[0].clone().requires_grad_()
+        result = f(x, given[1])[0]
+
+        def gradient(weight: torch.Tensor, x=x, result=result) -> torch.Tensor:
+            return torch.autograd.grad(result, x, weight, retain_graph=True)[0]
+
+        found.append(_vmap(_vmap(gradient))(weights))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import torch
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.captured import Captured, HostCall, Returned, Segment, Slot
+from tilewright.driver.torch.batched_gradients import batches, one_by_one
 from tilewright.driver.torch.fast import (
     Call,
     Hold,
@@ -210,6 +211,11 @@ class Unit:
         return make(form, hold, after, names)
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        if self.check and (level := batches()):
+            return one_by_one(self._one, args, level)
+        return self._one(args)
+
+    def _one(self, args: list[Any]) -> list[Any]:
         if self._fast is not None:
             return self._fast(args)
         if self.check:

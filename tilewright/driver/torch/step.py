@@ -17,6 +17,7 @@ from torch._dynamo import config as dynamo_config
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType
 
 from tilewright.base.errors import Invalid, Unsupported
+from tilewright.driver.torch.batched_gradients import batches, one_by_one
 from tilewright.driver.torch.call import Unit
 from tilewright.ir.slots import Same, View
 
@@ -125,6 +126,11 @@ def _function(
 ) -> type[torch.autograd.Function]:
     """`ask`: results whose gradients `back` takes; `constant`: those that have none."""
 
+    def computed(saved: Any, given: list[Any]) -> tuple[Any, ...]:
+        if level := batches():
+            return tuple(one_by_one(lambda one: list(back(saved, one)), given, level))
+        return back(saved, given)
+
     class Step(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
@@ -141,9 +147,9 @@ def _function(
             given = [gradients[k] for k in ask]
             _require_usual(deterministic)
             if not torch.is_grad_enabled():
-                return back(ctx.saved_tensors, given)
+                return computed(ctx.saved_tensors, given)
             with torch.no_grad():
-                found = back(ctx.saved_tensors, given)
+                found = computed(ctx.saved_tensors, given)
             refused: Any = torch._C._functions.DelayedError(_TWICE, len(found))
             return refused(*map(_asking, found))
 
