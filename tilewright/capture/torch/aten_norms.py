@@ -302,7 +302,9 @@ def batch_norm_backward(
             n = c.number(count, wide)
             mean_g = ops.reshape(ops.div(total, n), shape)
             slope = ops.mul(ops.reshape(ops.div(dot, n), shape), ops.mul(r, r))
-            dx = ops.mul(ops.sub(ops.sub(g, ops.mul(centred, slope)), mean_g), scale)
+            # The mean first: what rows have in common leaves no rounding behind, which would not
+            # cancel in sums of the result that are 0.
+            dx = ops.mul(ops.sub(ops.sub(g, mean_g), ops.mul(centred, slope)), scale)
         else:
             dx = ops.mul(g, scale)
         dx = cast(dx, d)
