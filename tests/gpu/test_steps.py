@@ -192,11 +192,22 @@ def test_gradients_of_gradients_are_refused(pair: Pair) -> None:
         g.sum().backward()
     loss = loss_of(pair.fast, torch.randn(4, 3))
     weight = pair.net.first.weight
-    with pytest.raises(Unsupported, match="without memory"):
-        torch.autograd.grad([loss], [weight], [torch.ones(2)], is_grads_batched=True)
-    loss = loss_of(pair.fast, torch.randn(4, 3))
     with pytest.raises(Unsupported, match="within vmap"):
         torch.vmap(lambda g: torch.autograd.grad(loss, weight, g)[0])(torch.ones(2))
+    pair.other.load_state_dict(pair.net.state_dict())
+
+
+def test_gradients_of_many_losses_at_once(pair: Pair) -> None:
+    x, scales = torch.randn(4, 3), torch.tensor([1.0, -2.0])
+    found, wanted = (
+        torch.autograd.grad([loss_of(net, x)], [weight], [scales], is_grads_batched=True)[0]
+        for net, weight in (
+            (pair.fast, pair.net.first.weight),
+            (pair.other, pair.other.first.weight),
+        )
+    )
+    assert found.shape == wanted.shape == (2, *pair.net.first.weight.shape)
+    torch.testing.assert_close(found, wanted)
     pair.other.load_state_dict(pair.net.state_dict())
 
 

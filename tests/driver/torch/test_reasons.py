@@ -9,6 +9,7 @@ import pytest
 
 import tilewright as tw
 from tests.seeds import every_run
+from tilewright.base import knobs
 from tilewright.driver.torch.reasons import _BREAKS, break_reason, fallback_remedy, title_of
 from tilewright.driver.torch.recompiled import Frame, change_of
 
@@ -82,7 +83,8 @@ def test_every_cut_is_told_with_its_line_and_remedy(
     f, what, remedy, programs = case
     torch._dynamo.reset()
     fast = compiler(f)
-    fast(torch.full((3,), 0.5))
+    with knobs.data_sizes.override(f is not selects):  # such sizes are no cut otherwise
+        fast(torch.full((3,), 0.5))
     made = tw.explain(fast)
     found = made.summary
     assert not found.whole and len(made.programs) == programs
