@@ -87,15 +87,16 @@ def test_the_gradient_goes_through_words(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("words", [1024, 1031])
+@pytest.mark.parametrize("kept", [True, False])
 def test_words_of_a_loss_with_a_running_maximum(
-    words: int, monkeypatch: pytest.MonkeyPatch
+    kept: bool, words: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operand of all words is read once; what is left over is where the maximum begins."""
     generous(monkeypatch)
     _, _, flat = logits(12, words, width=2)
     y = build.reshape(build.add(build.reshape(flat, (3, 4, words)), 0.5), (12, words))
     most = build.amax(y, (1,), True)
-    total = build.sum(build.exp(build.sub(y, most)), (1,), True)
+    total = build.sum(build.exp(build.sub(y, most)), (1,), kept)
     one = build.gather(y, arg("at", 12, 1, dtype=i64), 1)
     before = graph(most, build.log(total), one)
     after = InParts(least=1, part=12 * words, positions=4).apply(before, Log())
@@ -104,14 +105,29 @@ def test_words_of_a_loss_with_a_running_maximum(
     drawn = np.random.default_rng(0)
     given = [drawn.normal(size=x.shape).astype("f4") for x in before.inputs[:2]]
     given.append(drawn.integers(0, words, (12, 1)))
-    given[0][3], given[1][:5, 0] = (
-        0,
-        -np.inf,
-    )  # rows that are no number, and words that are not there
-    given[0][4:] = [1, 0]
-    with np.errstate(invalid="ignore"):
+    x, w, _ = given
+    x[4:] = [1, 0]
+    x[3] = 0  # no number
+    w[:300, 0] = -np.inf  # words that are not there, more than a part has
+    w[:, 1] = -np.inf
+    x[5] = [0.5, 0.5]  # nothing finite
+    x[6] = [-1, 0]  # infinite
+    with np.errstate(invalid="ignore", over="ignore"):
         for a, b in zip(evaluate(before, given), evaluate(after, given), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_maxima_of_rows_that_stand_beside_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a square the maximum without its axis is subtracted from the columns."""
+    generous(monkeypatch)
+    _, _, y = logits(40, 40, width=2)
+    for axis in (0, 1):
+        total = build.sum(build.exp(build.sub(y, build.amax(y, (axis,)))), (axis,))
+        before = graph(build.log(total))
+        after = InParts(least=1, part=40 * 40, positions=4).apply(before, Log())
+        given = [np.random.default_rng(0).normal(size=x.shape).astype("f4") for x in before.inputs]
+        for a, b in zip(evaluate(before, given), evaluate(after, given), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4)
 
 
 def test_rows_that_are_several_axes(monkeypatch: pytest.MonkeyPatch) -> None:

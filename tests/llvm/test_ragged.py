@@ -95,6 +95,16 @@ nest k where n: 1..15
   lane j in n:
     y: y[j] = x[${p[j]}]
 """,
+    "numbers computed of indices that are data": """
+nest k where n: 1..15
+  in p: i64[n]
+  in x: f32[n]
+  out y: f32[n]
+  out z: i64[n]
+  lane j in n:
+    y: y[j] = x[(${p[j]}//3)]
+    z: z[j] = #(${p[j]}*${p[j]}+j) + #((${p[j]}*7)%5)
+""",
     "narrow": """
 nest k where n: 1..31
   in x: i8[n]

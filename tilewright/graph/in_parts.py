@@ -28,6 +28,7 @@ from tilewright.graph.classify import UNIT, contraction, facts, multiply_adds
 from tilewright.graph.part_region import (
     Region,
     at_first,
+    at_last,
     bytes_of,
     continued,
     in_part,
@@ -192,6 +193,8 @@ def _looped(graph: Graph, region: Region, length: int) -> Graph | None:
         return None  # an operator whose attributes have the number of positions in them
     ends = [*region.summed, *chain(*((r.most, r.total) for r in region.running))]
     new: dict[Node, Node] = {n: item(loop, k) for k, n in enumerate(ends)}
+    for r in region.running:
+        new[r.most], new[r.total] = at_last(r, new[r.most], new[r.total])
     for k, n in enumerate(region.stacked):
         rows = item(loop, len(ends) + k)
         rows = ops.reshape(rows, (done, *rows.shape[2:]))

@@ -179,10 +179,12 @@ class _Search:
 
     def _over_axis(self, n: Node, most: Node, total: Node) -> bool:
         wanted = tuple(self.axis[n].axes())
+        if n.dtype.bytes < 4 or not isinstance(most.op, Reduction):
+            return False
+        # Without its axis the maximum would stand beside another one, but for the first ones.
+        there = most.op.keepdims or wanted == tuple(range(len(wanted)))
         both = (most.op, total.op)
-        return (
-            all(isinstance(o, Reduction) and o.axes == wanted for o in both) and n.dtype.bytes >= 4
-        )
+        return there and all(isinstance(o, Reduction) and o.axes == wanted for o in both)
 
     def _close(self) -> bool:
         """What depends on something inside and is needed inside is computed inside."""
@@ -391,12 +393,19 @@ def summed_in_part(region: Region, n: Node, values: Mapping[Node, Node]) -> Node
 
 
 def continued(pair: Running, values: Mapping[Node, Node], before: Sequence[Node]) -> list[Node]:
-    """Maximum and sum after another part."""
+    """Maximum and sum after another part. Differences are to a finite number: those of infinite
+    ones are none, and a part may have nothing else."""
     y, (most, total) = values[pair.of], before
     new = ops.maximum(most, node(pair.most.op, y))
-    terms = ops.exp(ops.sub(y, _beside(new, y, pair)))
-    scaled = ops.mul(total, ops.exp(ops.sub(most, new)))
-    return [new, ops.add(scaled, node(pair.total.op, terms))]
+    shift = ops.maximum(new, _least(pair))
+    terms = ops.exp(ops.sub(y, _beside(shift, y, pair)))
+    scale = ops.exp(ops.sub(ops.maximum(most, _least(pair)), shift))
+    scaled = ops.mul(total, ops.reshape(scale, total.shape))
+    return [new, _of_type(ops.add(scaled, node(pair.total.op, terms)), pair.total.ttype)]
+
+
+def _least(pair: Running) -> Node:
+    return ops.full((), float(np.finfo(pair.most.dtype.numpy).min), pair.most.dtype)
 
 
 def _beside(most: Node, y: Node, pair: Running) -> Node:
@@ -407,10 +416,16 @@ def _beside(most: Node, y: Node, pair: Running) -> Node:
 
 
 def at_first(pair: Running) -> list[Node]:
-    """Before any part. The least number, since differences of infinite ones are none."""
-    t = pair.most.ttype
-    least = float(np.finfo(t.dtype.numpy).min)
-    return [ops.full(t.shape, least, t.dtype), ops.full(pair.total.shape, 0, t.dtype)]
+    """Before any part."""
+    most, total = pair.most, pair.total
+    return [ops.full(n.shape, v, n.dtype) for n, v in ((most, -float("inf")), (total, 0))]
+
+
+def at_last(pair: Running, most: Node, total: Node) -> list[Node]:
+    """After all parts: where nothing is finite, the differences that the sum is of are no
+    numbers."""
+    nothing = ops.eq(ops.reshape(most, total.shape), ops.full((), -float("inf"), most.dtype))
+    return [most, ops.where(nothing, ops.full((), float("nan"), total.dtype), total)]
 
 
 def whole(region: Region, n: Node, rows: Node) -> Node:

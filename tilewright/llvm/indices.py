@@ -244,8 +244,7 @@ class Indices:
         assert lane_of is not None
         const, terms, lane = self.terms(x)
         if lane is None:
-            each = [self.c.with_lane(k, lambda: self.dim(x)) for k in range(w)]
-            return self.w.build(each, "i64")
+            return self._one_by_one(x, w)
         steps = (
             "<" + ", ".join(f"i64 {const + lane * k}" for k in range(w)) + ">"
             if w > 1
@@ -306,8 +305,18 @@ class Indices:
         whole = D.from_atom(atom)
         if atom.op == "mod" and self._steps_by_one(atom):
             return self._remainders(atom, w)
-        each = [self.c.with_lane(k, lambda: self.dim(whole)) for k in range(w)]
-        return self.w.build(each, "i64")
+        return self._one_by_one(whole, w)
+
+    def _one_by_one(self, x: Dim, w: int) -> str:
+        """A number of each lane; where memory is read for it, those that do not exist have that of
+        the last one that does."""
+        assert self.c.lane is not None
+        own, each = self.c.lane[0], [x] * w
+        if self.c.existing is not None and any(own in v.symbols() for v in D.data_values(x)):
+            last = self.c.existing[0] - 1
+            each = [D.substitute(x, {own: D.minimum(k, last)}) for k in range(w)]
+        found = [self.c.with_lane(k, lambda k=k: self.dim(each[k])) for k in range(w)]
+        return self.w.build(found, "i64")
 
     def _steps_by_one(self, atom: Quo) -> bool:
         assert self.c.lane is not None
