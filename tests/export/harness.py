@@ -24,7 +24,10 @@ from tilewright.driver.export.api import c_header
 
 HERE = Path(__file__).parent
 DTYPES: list[str] = list("f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool".split())
-STRICT = ("-Wall", "-Wextra", "-pedantic", "-Werror", "-O1")
+WARNED = ("-Wall", "-Wextra", "-pedantic", "-Werror")
+STRICT = (*WARNED, "-O1")
+# Of an implementation that was looked at with STRICT, which sees more of what values may be.
+QUICK = (*WARNED, "-O0")
 
 
 def compiler(name: str = "cc") -> str:

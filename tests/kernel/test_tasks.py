@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.seeds import crossed
 from tilewright import targets
 from tilewright.base.errors import Invalid
 from tilewright.ir.check import CheckFailed
@@ -103,8 +104,7 @@ def test_waits_that_others_imply_are_left_out() -> None:
     assert graph().counters == 4 and graph().phases[-1].counter == -1
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("blocks", [1, 3, 11])
+@pytest.mark.parametrize(("blocks", "seed"), crossed([1, 3, 11], range(3), step=3))
 def test_the_order_of_blocks_does_not_matter(blocks: int, seed: int) -> None:
     run(graph(blocks=blocks), seed, calls=2)
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import guards
 
 import tilewright as tw
 from tilewright.base import knobs
+from tilewright.driver.torch.tracing import untimed
 
 
 def _agree(f: Callable[..., Any], *calls: tuple[Any, ...]) -> list[str]:
@@ -53,6 +55,24 @@ def test_recurrent_layers_are_traced(kind: type[nn.Module]) -> None:
     net = kind(4, 6, batch_first=True).eval()
     with torch.no_grad():
         assert not _agree(lambda x: net(x)[0], (torch.randn(2, 5, 4),))
+
+
+def test_guards_are_timed_for_others_and_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[object] = []
+
+    def timing(*given: object) -> float:
+        timed.append(given)
+        return 1.0
+
+    monkeypatch.setattr(guards, "profile_guard_manager", untimed(timing))
+    x = torch.randn(3)
+    torch.compile(lambda x: x + 1, backend="tilewright")(x)
+    assert not timed
+    torch.compile(lambda x: x + 2, backend="eager")(x)
+    assert len(timed) == 1
+    monkeypatch.setattr(guards.guards_log, "isEnabledFor", lambda level: True)
+    torch.compile(lambda x: x + 3, backend="tilewright")(x)
+    assert len(timed) == 2
 
 
 def test_other_backends_are_left_alone() -> None:

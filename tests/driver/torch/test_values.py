@@ -302,8 +302,10 @@ def test_an_operator_that_gives_another_dtype_than_it_announced() -> None:
     torch.testing.assert_close(got, x.bfloat16().float() * 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
-@pytest.mark.parametrize("number", [-1, 300, -70_000])
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    crossed([torch.uint8, torch.int8, torch.int16], [-1, 300, -70_000], step=3),
+)
 def test_numbers_that_a_narrow_integer_cannot_hold_wrap_as_in_eager(
     dtype: torch.dtype, number: int
 ) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.lang.tile.library import run, run_eagerly, tile
+from tests.seeds import crossed
 from tilewright.lang.tile.language import core
 from tilewright.lang.tile.library import random
 
@@ -48,8 +49,12 @@ def test_words_of_64_bits_are_numpys():
     assert [int(w[0]) for w in found] == wanted.tolist()
 
 
-@pytest.mark.parametrize("seed", [0, 42, 0xFFFFFFFF, 0x0000000FCAFEB0BA, -1])
-@pytest.mark.parametrize("dtype", [core.int32, core.int64, core.uint32], ids=str)
+@pytest.mark.parametrize(
+    ("seed", "dtype"),
+    crossed(
+        [0, 42, 0xFFFFFFFF, 0x0000000FCAFEB0BA, -1], [core.int32, core.int64, core.uint32], step=3
+    ),
+)
 def test_randint4x(seed, dtype):
     offsets = np.array([0, 1, 5, 2**31 - 1])
     key = (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)

@@ -19,8 +19,10 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
+from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.capture.torch.decompositions import decompositions
+from tilewright.capture.torch.quick_tables import quick_tables
 from tilewright.capture.torch.recurrent import as_scans, recurrent_layers
 from tilewright.capture.torch.undivided import by_sizes
 from tilewright.capture.torch.whole import Whole, whole
@@ -55,7 +57,7 @@ def model_of_torch(given: Any, examples: Sequence[Any], dynamic: Any, name: str 
         raise Invalid(f"{name} needs example inputs", hint="tw.export(model, x, path=…)")
     try:
         # Of one tensor that is given twice torch would make one input, and leave the other unread.
-        with torch.no_grad(), recurrent_layers():
+        with garbage_waits(), torch.no_grad(), recurrent_layers():
             apart = pytree.tree_map_only(torch.Tensor, torch.clone, tuple(examples))
             exported = torch.export.export(module, apart, dynamic_shapes=dynamic)
     except Exception as problem:
@@ -126,7 +128,7 @@ def _axes(value: Any, wanted: Any) -> Iterator[str]:
 
 
 def _model(exported: ExportedProgram, name: str, dims: Sequence[str]) -> Model:
-    with recurrent_layers():
+    with garbage_waits(), recurrent_layers(), quick_tables():
         exported = exported.run_decompositions(decompositions() | by_sizes() | as_scans())
     signature = exported.graph_signature
     held = {_node(s): s for s in signature.input_specs if s.kind in _HELD}

@@ -4,12 +4,15 @@ A backend is given graphs, and Dynamo's settings decide before that what gets in
 that are compiled for this backend, and no others, are traced under settings of its own: Dynamo goes
 into recurrent layers and into what stands in the place of some of torch's functions, and operators
 stay in the graph where only data decides the size of a result. The last holds where nothing has to
-be assumed about such a size: other frames are traced again as the user's settings say.
+be assumed about such a size: other frames are traced again as the user's settings say. Guards of
+our frames are not timed for a log that nobody reads.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +22,7 @@ from weakref import WeakSet
 
 import sympy
 from torch._dynamo import config as dynamo_config
+from torch._dynamo import guards
 from torch._dynamo.exc import RestartAnalysis, SkipFrame, UnspecializeRestartAnalysis
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -27,10 +31,18 @@ from tilewright.capture.torch.recurrent import recurrent_layers
 from tilewright.capture.torch.substitutes import substitutes
 
 _MARK = "_traces_for_tilewright"
+_TIMING = "profile_guard_manager"
 # Code of frames in which something would have to be assumed about sizes that data decides.
 _as_the_user_says: WeakSet[Any] = WeakSet()
 # Do sizes that data decides stay in the graph that is traced now because of us?
 _kept: ContextVar[bool] = ContextVar("_kept", default=False)
+
+
+class _Last(threading.local):
+    ours = False
+
+
+_last = _Last()  # the frame that this thread traced last
 
 
 class SizesAssumed(Exception):
@@ -55,7 +67,8 @@ def trace_for(is_ours: Callable[[Any], bool]) -> None:
 
     @wraps(run)
     def traced(self: Any) -> None:
-        if not is_ours(innermost(self.output.compiler_fn)):
+        _last.ours = is_ours(innermost(self.output.compiler_fn))
+        if not _last.ours:
             return run(self)
         asked = _ask_for_sizes(self.f_code, self.one_graph)
         with recurrent_layers(), substitutes(), _data_sizes(asked):
@@ -71,6 +84,20 @@ def trace_for(is_ours: Callable[[Any], bool]) -> None:
 
     setattr(InstructionTranslator, "__init__", made)  # noqa: B010
     setattr(InstructionTranslator, "run", traced)  # noqa: B010
+    if timing := getattr(guards, _TIMING, None):
+        setattr(guards, _TIMING, untimed(timing))
+
+
+def untimed(timing: Callable[..., float]) -> Callable[..., float]:
+    """What times the guards of a trace, which flushes the processor's caches for it and takes as
+    long as a small program does to compile: not of our frames, unless guards are logged."""
+
+    @wraps(timing)
+    def called(*args: Any) -> float:
+        logged = guards.guards_log.isEnabledFor(logging.DEBUG)
+        return timing(*args) if logged or not _last.ours else 0.0
+
+    return called
 
 
 def require_any_size(shape_env: Any) -> None:
