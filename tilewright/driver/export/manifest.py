@@ -13,6 +13,7 @@ from tilewright.driver.export.levels import Level
 from tilewright.driver.export.model import Described, Model
 from tilewright.driver.program.saved import own_version
 from tilewright.ir import dim as D
+from tilewright_runtime.checksums import Blake2bp
 from tilewright_runtime.manifest import FORMAT
 
 PLAIN = 1  # the format of packages in which inputs decide all sizes
@@ -21,6 +22,13 @@ PLAIN = 1  # the format of packages in which inputs decide all sizes
 def checksum(content: bytes) -> str:
     """BLAKE2b with 32 bytes of result, in hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=32).hexdigest()
+
+
+def in_lanes(content: bytes) -> str:
+    """BLAKE2bp with 64 bytes of result, in hexadecimal digits."""
+    digest = Blake2bp()
+    digest.update(content)
+    return digest.hexdigest()
 
 
 def file_of(name: str, content: bytes) -> dict[str, Any]:
@@ -73,6 +81,7 @@ def _level(x: Level) -> dict[str, Any]:
         "file": x.file,
         "bytes": len(x.code),
         "blake2b": checksum(x.code),
+        "blake2bp": in_lanes(x.code),  # which the C interface compares
         "sha256": hashlib.sha256(x.code).hexdigest(),  # which browsers compute
         "pool": x.needs_pool,
     }
