@@ -91,7 +91,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, t.col, width))
     if not padded and isinstance(en, int):
         width = min(width, en)
-    chain = t.choices.chain or (SHORT_CHAIN if few else CHAIN)
+    usual = CHAIN if isinstance(em, int) else ANY_CHAIN
+    chain = t.choices.chain or (SHORT_CHAIN if few else usual)
     if isinstance(en, int) and en < t.lanes:
         chain = min(chain, _narrow_chain(s, a))
     chain = min(chain, t.chain or chain)
@@ -315,6 +316,9 @@ MIDDLING = 8
 CHAIN = 512
 # With few rows memory is the limit, blocks cost nothing, and libraries sum along their lanes.
 SHORT_CHAIN = 64
+# Rows of an unknown number may be few, and have to be right; where they are many, a part of
+# the sum has to be long enough to hide that it is put together with the others.
+ANY_CHAIN = 128
 NARROW = 32
 SHORTEST = 16  # parts of fewer terms are not worth adding up
 
@@ -330,18 +334,22 @@ def _narrow_chain(s: Scheduler, a: str) -> int:
 def partial_sums(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[str, ...]]:
     """Sum in blocks: the name of the stage of partial sums, and the loops over blocks."""
     loops = s.reduced(a)
-    sizes = [p.extent for p in loops if isinstance(p.extent, int)]
-    if len(sizes) < len(loops) or prod(sizes) <= chain or s.group.precision == "strict":
-        return None, ()
     # The first loop whose body is a chain short enough is split, the ones around it are blocks.
-    at = next(k for k in range(len(loops)) if prod(sizes[k + 1 :]) <= chain)
-    inner = prod(sizes[at + 1 :])
-    fits = [d for d in range(1, sizes[at] + 1) if sizes[at] % d == 0 and d * inner <= chain]
-    if fits[-1] * inner < SHORTEST:
+    at, inner = len(loops), 1
+    size: Dim = 1
+    while at and isinstance(size, int) and inner * size <= chain:
+        at, inner, size = at - 1, inner * size, loops[at - 1].extent
+    if (isinstance(size, int) and inner * size <= chain) or s.group.precision == "strict":
+        return None, ()
+    if isinstance(size, int):
+        most = max(d for d in range(1, size + 1) if size % d == 0 and d * inner <= chain)
+    else:  # the last part is as long as is left
+        most = chain // inner
+    if most * inner < SHORTEST:
         return None, ()
     around = [p.name for p in loops[:at]]
-    if fits[-1] < sizes[at]:
-        s.do(Split(loops[at].name, fits[-1]))
+    if most != size:
+        s.do(Split(loops[at].name, most))
         around.append(f"{loops[at].name}.0")
     name = f"{a}b"
     s.do(RFactor(a, tuple(around), name))
