@@ -21,8 +21,8 @@ from tilewright.ir.node import Constant, Graph, Input, Node, node, rebuild
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.product import Product, TileShape
 from tilewright.ir.register_tile import (
-    LEAST_ROWS,
     LINE,
+    copies_panels,
     lanes_of,
     lines_of,
     panel_width,
@@ -135,8 +135,8 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
     def reads_as_fast(self, n: Node, c: Contraction) -> bool:
         """Are whole vectors one after the other in memory as it is? Then a copy gains nothing where
         few rows read it, where the lines that a tile of columns reads stay in the first cache
-        together, or where threads copy panels as they come to them. Products of computed rows may become one kernel with what computes these, which
-        reads panels; so do those that add up in a wider type. (Nor may others read sums of this
+        together, or where threads copy panels as they come to them. Products of computed rows may
+        become one kernel with what computes these, which reads panels; so do those that add up in a wider type. (Nor may others read sums of this
         one: `_last_products`.)"""
         w = n.inputs[c.right]
         if not _given(n.inputs[c.left]) or n.dtype.accumulator is not n.dtype:
@@ -155,8 +155,8 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
         if lines_of(deep, stride, width) <= self.target.l1 // LINE:
             return True
         # Threads copy panels themselves (kernel/defaults/own_panels.py).
-        own = self.target.rated and _given(w) and panel_width(wide, tile.columns, lanes)
-        return bool(own) and _rows(n, c) >= LEAST_ROWS
+        own = _given(w) and panel_width(wide, tile.columns, lanes) is not None
+        return own and copies_panels(self.target, _rows(n, c), deep, stride)
 
     def products(self, n: Node, c: Contraction, constant: bool, left: DType) -> Iterator[Product]:
         """Instructions that add up groups of products, if the left operand is of a dtype, the best

@@ -163,16 +163,32 @@ def whole_tile(
 # A panel of an operand that lies in rows is copied for at least so many rows: a vector is loaded
 # and stored in a few cycles, and multiplied by a row in half of one.
 LEAST_ROWS = 64
+# Of a sum in parts, by no more rows than these: with more, the operand is better copied whole, as
+# it lies, once for all of them.
+MOST_ROWS = 128
+# Terms of a sum in which the lines of results arrive.
+SHORT_SUM = 256
 # Bytes of a line of a cache, and of a way of the first one, where lines that far apart collide.
 LINE = 64
 WAY = 4096
+# A chain of more additions than this loses accuracy against a library that sums in blocks.
+CHAIN = 512
 
 
 def panel_width(columns: int, widest: int, lanes: int) -> int | None:
-    """Columns of panels that divide an operand: the most, two vectors at least where it has them."""
+    """Columns of panels that divide an operand: the most, two vectors where it has as many."""
     least = min(2 * lanes, columns)
     fits = [n for n in range(widest, least - 1, -lanes) if columns % n == 0]
     return fits[0] if fits else None
+
+
+def copies_panels(target: Target, rows: int, deep: int, stride: int) -> bool:
+    """Are panels of an operand best copied by the threads that read them? `stride` is the bytes of
+    a row of it. Where such rows lie on a page each, processors have too few translations for some
+    lines of very many of them, as a long sum takes; and those of results wait for a short one."""
+    if not target.rated or rows < LEAST_ROWS or (stride >= WAY and deep < SHORT_SUM):
+        return False
+    return deep <= CHAIN or (rows <= MOST_ROWS and stride < WAY)
 
 
 def lines_of(rows: int, stride: int, width: int) -> int:

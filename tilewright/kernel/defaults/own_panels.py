@@ -9,8 +9,8 @@ right before all rows of a block pass by, so it is still in the cache of the thr
       for k: lanes j: p[k,j] = b[k,j]
       for rows in tiles: for k: c[i,j] += a[i,k] * p[k,j]
 
-A sum too long for the cache is in parts: then all panels of a block of columns pass by a part of the
-rows, and the sums of the block stay in the second cache.
+A sum too long for the cache is in parts: then all panels of a block of columns pass by a part of
+the rows, and the sums of the block stay in the second cache.
 
       for part of k: for panel:
         for k: lanes j: p[k,j] = b[k,j]
@@ -25,11 +25,10 @@ from math import prod
 from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, extent
-from tilewright.ir.register_tile import LEAST_ROWS, panel_width, reads_apart
+from tilewright.ir.register_tile import CHAIN, LEAST_ROWS, copies_panels, panel_width, reads_apart
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.defaults.tiles import (
-    CHAIN,
     Placed,
     Tile,
     lanes_of_tile,
@@ -85,7 +84,8 @@ def own_panels(s: Scheduler, acc: Stage, ops: tuple[Load, Load], t: Tile) -> Pan
     if s.choices.panels is None:
         size = b.dtype.bytes
         apart = reads_apart(s.target, guess(deep), guess(stride) * size, width * size)
-        if not (s.target.rated and apart):
+        own = copies_panels(s.target, guess(rows), guess(deep), guess(stride) * size)
+        if not (apart and own):
             return None
     into, axes = f"{acc.name}p", [q.var for q in s.path(acc.name) if q.var in x.symbols()]
     if not s.attempt(Materialise(acc.name, value_text(x), into)):
@@ -158,12 +158,14 @@ def _block(
         heights = [t.choices.block]
     widths = [d * width for d in _divisors(sizes[1] // width)] if deep else [sizes[1]]
 
-    def worth(block: tuple[int, int]) -> tuple[bool, bool, float]:
+    def worth(block: tuple[int, int]) -> tuple[bool, bool, float, int]:
         tall, broad = block
         pieces = many * (sizes[0] // tall) * (sizes[1] // (broad if deep else width))
         shared = pieces >= PIECES * cores or pieces % cores == 0
         fits = tall * part <= room and (not deep or tall * broad * size <= room)
-        return shared, fits, -(COPY / tall + 1 / (broad if deep else width))
+        # Rows of the other operand that stay in the cache whole are read once, with any columns.
+        again = 0.0 if tall * terms * size <= s.target.l2 // 2 else 1 / (broad if deep else width)
+        return shared, fits, -(COPY / tall + again), -broad
 
     return max(((h, w) for h in heights for w in widths), key=worth)
 
@@ -184,7 +186,7 @@ def _divisors(n: int) -> list[int]:
 def prefetch_panels(s: Scheduler, placed: Placed, p: Panels, top: str) -> None:
     """The next panel of an operand that no cache holds arrives while rows pass by this one."""
     b = s.nest.buffer(p.source)
-    if D.bounds(b.size)[0] * b.dtype.bytes <= s.target.l2:
+    if 2 * D.bounds(b.size)[0] * b.dtype.bytes <= s.target.l2:
         return
     a, t = placed.tile.acc, placed.tile
     row, col = f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"
