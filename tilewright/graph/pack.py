@@ -136,8 +136,8 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
         """Are whole vectors one after the other in memory as it is? Then a copy gains nothing where
         few rows read it, where the lines that a tile of columns reads stay in the first cache
         together, or where threads copy panels as they come to them. Products of computed rows may
-        become one kernel with what computes these, which reads panels; so do those that add up in a wider type. (Nor may others read sums of this
-        one: `_last_products`.)"""
+        become one kernel with what computes these, which reads panels; so do those that add up
+        in a wider type. (Nor may others read sums of this one: `_last_products`.)"""
         w = n.inputs[c.right]
         if not _given(n.inputs[c.left]) or n.dtype.accumulator is not n.dtype:
             return False

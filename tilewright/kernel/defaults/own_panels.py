@@ -75,16 +75,16 @@ def own_panels(s: Scheduler, acc: Stage, ops: tuple[Load, Load], t: Tile) -> Pan
         return None
     deep, at = summed[0].extent, linear_index(b, x.index)
     stride = D.coefficient(at, summed[0].var)
-    known = all(isinstance(d, int) for d in (rows, wide, deep, stride))
-    if not known or D.coefficient(at, col) != 1 or guess(rows) < LEAST_ROWS:
+    known = isinstance(rows, int) and isinstance(wide, int) and isinstance(deep, int)
+    if not known or not isinstance(stride, int) or D.coefficient(at, col) != 1:
         return None
-    width = panel_width(guess(wide), t.lanes * t.vectors, t.lanes)
+    width = panel_width(wide, t.lanes * t.vectors, t.lanes) if rows >= LEAST_ROWS else None
     if width is None:
         return None
     if s.choices.panels is None:
         size = b.dtype.bytes
-        apart = reads_apart(s.target, guess(deep), guess(stride) * size, width * size)
-        own = copies_panels(s.target, guess(rows), guess(deep), guess(stride) * size)
+        apart = reads_apart(s.target, deep, stride * size, width * size)
+        own = copies_panels(s.target, rows, deep, stride * size)
         if not (apart and own):
             return None
     into, axes = f"{acc.name}p", [q.var for q in s.path(acc.name) if q.var in x.symbols()]
