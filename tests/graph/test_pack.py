@@ -75,7 +75,7 @@ def test_a_left_operand_that_lies_across_is_stored_once_more() -> None:
         "a0, a1 -> a0, a1",
         "a0, a1 -> a1//48, a0, a1%48",
     ]
-    assert len(maps(build.matmul(along, x), target=AVX512)) == 1
+    assert not maps(build.matmul(along, x), target=AVX512)
     few = build.matmul(build.permute(arg("f", 64, 128), (1, 0)), arg("y", 64, 128))
     assert "a0, a1 -> a0, a1" not in maps(few, target=AVX512)  # it is in the caches anyway
     made = PackOperands.of(AVX512).apply(graph(build.matmul(across, x)), Log())
@@ -217,7 +217,10 @@ def test_groups_of_the_sum_stay_together_for_instructions_that_add_them_up() -> 
     [
         (12, 128, 64, 128, False),  # all that a tile of columns reads stays in the first cache
         (12, 8, 64, 512, False),  # one tile of rows: nothing is read twice
-        (1, 256, 256, 256, True),  # rows a kilobyte apart collide there
+        (1, 256, 256, 256, False),  # rows a kilobyte apart collide there: threads copy panels
+        (1, 128, 3072, 768, False),  # also of a long sum, for few rows
+        (1, 768, 768, 768, True),  # more of them share one copy
+        (1, 256, 64, 1024, True),  # a short sum of rows that lie on a page each
         (12, 128, 64, 100, True),  # panels have whole vectors, with zeros at their end
     ],
 )

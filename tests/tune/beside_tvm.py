@@ -146,7 +146,8 @@ def measured(name: str, tvm: Tvm, options: argparse.Namespace) -> Beside:
     w, folder = WORKLOADS[name], options.folder.absolute()
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(s, np.float32) for s in w.shapes]
-    case = case_of(w, [torch.from_numpy(a) for a in arrays], options.constant)
+    # In memory of torch's, as TVM has them in its own: numpy's begins in the middle of a line.
+    case = case_of(w, [torch.from_numpy(a).clone() for a in arrays], options.constant)
     records = folder / f"{name}.jsonl"
     with torch.no_grad():
         first = compiled(case, folder / "nothing.jsonl")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import gcd, prod
+from math import prod
 
 from tilewright.base.events import Log
 from tilewright.graph.classify import Contraction, contraction, factors, facts, guess
@@ -20,7 +20,15 @@ from tilewright.ir.maps import Map
 from tilewright.ir.node import Constant, Graph, Input, Node, node, rebuild
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.product import Product, TileShape
-from tilewright.ir.register_tile import lanes_of, products_of, register_tile
+from tilewright.ir.register_tile import (
+    LINE,
+    copies_panels,
+    lanes_of,
+    lines_of,
+    panel_width,
+    products_of,
+    register_tile,
+)
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType
 from tilewright.ops.layout import relayout, unrelayout
@@ -126,10 +134,10 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
 
     def reads_as_fast(self, n: Node, c: Contraction) -> bool:
         """Are whole vectors one after the other in memory as it is? Then a copy gains nothing where
-        few rows read it, or where the lines that a tile of columns reads stay in the first cache
-        together. Products of computed rows may become one kernel with what computes these, which
-        reads panels; so do those that add up in a wider type. (Nor may others read sums of this
-        one: `_last_products`.)"""
+        few rows read it, where the lines that a tile of columns reads stay in the first cache
+        together, or where threads copy panels as they come to them. Products of computed rows may
+        become one kernel with what computes these, which reads panels; so do those that add up
+        in a wider type. (Nor may others read sums of this one: `_last_products`.)"""
         w = n.inputs[c.right]
         if not _given(n.inputs[c.left]) or n.dtype.accumulator is not n.dtype:
             return False
@@ -144,7 +152,11 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
         if _rows(n, c) <= tile.rows:
             return True
         stride, width = wide * w.dtype.bytes, min(wide, tile.columns) * w.dtype.bytes
-        return _lines(deep, stride, width) <= self.target.l1 // LINE
+        if lines_of(deep, stride, width) <= self.target.l1 // LINE:
+            return True
+        # Threads copy panels themselves (kernel/defaults/own_panels.py).
+        own = _given(w) and panel_width(wide, tile.columns, lanes) is not None
+        return own and copies_panels(self.target, _rows(n, c), deep, stride)
 
     def products(self, n: Node, c: Contraction, constant: bool, left: DType) -> Iterator[Product]:
         """Instructions that add up groups of products, if the left operand is of a dtype, the best
@@ -183,19 +195,6 @@ def _given(n: Node) -> bool:
     while facts(n).kind == "view":
         n = n.inputs[0]
     return isinstance(n.op, Input)
-
-
-# Bytes of a line of a cache, and of a way of the first one, where lines that far apart collide.
-LINE = 64
-WAY = 4096
-
-
-def _lines(rows: int, stride: int, width: int) -> int:
-    """Lines of the first cache that as many rows take up, counting those that no other row's lines
-    can be in because all of them collide."""
-    each = -(-width // LINE)
-    apart = WAY // gcd(stride, WAY) if stride % LINE == 0 else WAY // LINE
-    return rows * each * max(1, WAY // LINE // (apart * each))
 
 
 def _left_axes(n: Node, c: Contraction) -> tuple[int, ...] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd
 
 from tilewright.ir.dim import Dim
 from tilewright.ir.product import Product
@@ -157,3 +158,48 @@ def whole_tile(
         return sums <= _room(target, vectors), min(sums, 16), -loads / sums
 
     return max(((h, w) for h in heights for w in widths), key=worth)
+
+
+# A panel of an operand that lies in rows is copied for at least so many rows: a vector is loaded
+# and stored in a few cycles, and multiplied by a row in half of one.
+LEAST_ROWS = 64
+# Of a sum in parts, by no more rows than these: with more, the operand is better copied whole, as
+# it lies, once for all of them.
+MOST_ROWS = 128
+# Terms of a sum in which the lines of results arrive.
+SHORT_SUM = 256
+# Bytes of a line of a cache, and of a way of the first one, where lines that far apart collide.
+LINE = 64
+WAY = 4096
+# A chain of more additions than this loses accuracy against a library that sums in blocks.
+CHAIN = 512
+
+
+def panel_width(columns: int, widest: int, lanes: int) -> int | None:
+    """Columns of panels that divide an operand: the most, two vectors where it has as many."""
+    least = min(2 * lanes, columns)
+    fits = [n for n in range(widest, least - 1, -lanes) if columns % n == 0]
+    return fits[0] if fits else None
+
+
+def copies_panels(target: Target, rows: int, deep: int, stride: int) -> bool:
+    """Are panels of an operand best copied by the threads that read them? `stride` is the bytes of
+    a row of it. Where such rows lie on a page each, processors have too few translations for some
+    lines of very many of them, as a long sum takes; and those of results wait for a short one."""
+    if not target.rated or rows < LEAST_ROWS or (stride >= WAY and deep < SHORT_SUM):
+        return False
+    return deep <= CHAIN or (rows <= MOST_ROWS and stride < WAY)
+
+
+def lines_of(rows: int, stride: int, width: int) -> int:
+    """Lines of the first cache that as many rows take up, counting those that no other row's lines
+    can be in because all of them collide."""
+    each = -(-width // LINE)
+    apart = WAY // gcd(stride, WAY) if stride % LINE == 0 else WAY // LINE
+    return rows * each * max(1, WAY // LINE // (apart * each))
+
+
+def reads_apart(target: Target, rows: int, stride: int, width: int) -> bool:
+    """Do the lines of a panel that lies in rows leave too little of the first cache to what else is
+    read and written meanwhile?"""
+    return 2 * lines_of(rows, stride, width) > target.l1 // LINE

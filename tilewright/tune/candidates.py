@@ -139,6 +139,9 @@ def _many_rows(found: _Found, t: Tiles, dtype: DType, thorough: bool) -> None:
     most = register_tile(target, dtype).adjacent
     if moves:
         _orders(found, t, None, dtype, thorough)
+    if thorough:  # lines that collide, or begin in between, are nothing that the model knows
+        for panels in (True, False):
+            found.add(Choices(panels=panels))
     # The tallest that rows fill best.
     heights = sorted(range(max(2, t.tall - 2), max(most, t.tall + 1) + 1), reverse=True)
     vectors = -(-t.wide // target.lanes(dtype.bits))

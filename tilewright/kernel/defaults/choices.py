@@ -26,6 +26,7 @@ class Choices:
     block: int | None = None
     chain: int | None = None  # products that are added up before they join other sums
     copy: bool | None = None  # may pixels be copied to be adjacent?
+    panels: bool | None = None  # may columns of a right operand in rows be copied by their readers?
     lanes: int | None = None  # of a map's innermost loop
     library: bool | None = None  # is a library called for the sum of products?
     # On a GPU: how many of the best tiles of a product to skip, by the estimate; or ways of a chain

@@ -21,6 +21,7 @@ from tilewright.ir.register_tile import (
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.few_rows import few_rows, schedule_few_rows
+from tilewright.kernel.defaults.own_panels import own_panels, place_panels, prefetch_panels
 from tilewright.kernel.defaults.scheduler import (
     Scheduler,
     affine_pair,
@@ -179,9 +180,10 @@ def schedule_contraction(
         t.choices = replace(s.choices, outer=s.choices.outer or "rows")
         t.window, t.vectors = True, min(t.vectors, s.choices.vectors or 2)
         t.rows = s.choices.rows or window_rows(s.target, t.vectors, extent(acc.axes[row]))
+    dtype = s.group.buffer(a).dtype
     adjacent, large = _adjacent(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
-    most = register_tile(s.target, s.group.buffer(a).dtype)
+    most = register_tile(s.target, dtype)
     may_copy = image and s.choices.copy is not False and joined is None
     tall = s.choices.rows or most.adjacent
     copy = _copied(s, acc, ops, row, tall, adjacent) if may_copy else None
@@ -211,15 +213,24 @@ def schedule_contraction(
     # Panels that do not stay in the cache together are read once, not for each row of the image.
     if image and large and len(names) == len(acc.axes):
         t.height = names[t.row - 1]
-    placed = place_tile(s, t)
+    free = not images and joined is None and copy is None and not image
+    panels = own_panels(s, acc, ops, t) if free else None
+    if panels is None:
+        placed = place_tile(s, t)
+    else:
+        t.vectors = panels.width // t.lanes
+        t.rows = s.choices.rows or register_tile(s.target, dtype, panels.width).rows
+        placed = place_panels(s, t, panels)
     for x in images:
         if not _copied_before(s, x, placed):
             return False
     _join_single(s, placed)
     fill_tile(s, placed)
     top = parallel_tiles(s, placed)
-    if top is not None:
+    if top is not None and panels is None:
         _prefetch(s, placed, top, ops)
+    elif top is not None and panels is not None:
+        prefetch_panels(s, placed, panels, top)
     return True
 
 

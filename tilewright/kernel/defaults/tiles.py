@@ -12,6 +12,7 @@ from math import isqrt, prod
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import extent
+from tilewright.ir.register_tile import CHAIN
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.scheduler import Scheduler, lanes_and_rest, vector_loop
 from tilewright.kernel.intrinsic import INTRINSICS
@@ -312,8 +313,6 @@ def _instruction(s: Scheduler, stage: str, own: list[str], red: list[str], group
 WINDOW = 7
 # Tiles of more rows are made to fit: the rest of them would be a large part of a small product.
 MIDDLING = 8
-# A chain of more additions than this loses accuracy against a library that sums in blocks.
-CHAIN = 512
 # With few rows memory is the limit, blocks cost nothing, and libraries sum along their lanes.
 SHORT_CHAIN = 64
 # Rows of an unknown number may be few, and have to be right; where they are many, a part of
