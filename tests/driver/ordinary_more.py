@@ -248,7 +248,9 @@ def similarity_of_images() -> Ordinary:
 @program
 def total_variation() -> Ordinary:
     def f(x: Tensor) -> Tensor:
-        return (x[..., 1:] - x[..., :-1]).abs().mean() + (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
+        return (x[..., 1:] - x[..., :-1]).abs().mean() + (
+            x[..., 1:, :] - x[..., :-1, :]
+        ).abs().mean()
 
     return Ordinary(f, (torch.rand(4, 3, 96, 96, requires_grad=True),), gradient=True)
 
