@@ -33,6 +33,20 @@ def sampled() -> Iterator[Call]:
                 yield aten.grid_sampler_3d.default, (x, grid, mode, padding, align), {}
 
 
+def mirrored() -> Iterator[Call]:
+    for rank, pads in (
+        (1, [3, 2]),
+        (2, [2, 0, 1, 3]),
+        (3, [1, 2, 0, 1, 2, 1]),
+        (2, [-1, 2, 0, -2]),
+    ):
+        for lead in ((2, 3), (3,)):
+            x = torch.randn(*lead, *(4, 5, 6)[:rank])
+            yield getattr(aten, f"reflection_pad{rank}d").default, (x, pads), {}
+    x = torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last)
+    yield aten.reflection_pad2d.default, (x, [1, 2, 1, 1]), {}
+
+
 def pooled() -> Iterator[Call]:
     x, places = torch.randn(2, 3, 9, 11), torch.rand(2, 3, 2)
     yield aten.fractional_max_pool2d.default, (x, [2, 3], [4, 5], places), {}
@@ -53,6 +67,13 @@ def counted() -> Iterator[Call]:
     for how in ({}, {"range": [-1.0, 1.0, -2.0, 2.0]}, {"weight": w, "density": True}):
         yield aten._histogramdd_bin_edges.default, (points, [3, 4]), how
         yield aten._histogramdd_from_bin_cts.default, (points, [3, 4]), how
+
+
+def frequencies() -> Iterator[Call]:
+    for op in (aten.fft_fftfreq.default, aten.fft_rfftfreq.default):
+        for n, step in ((8, 1.0), (7, 0.3), (1, 2.0)):
+            yield op, (n, step), {}
+            yield op, (n,), {"dtype": torch.float64}
 
 
 def inverted() -> Iterator[Call]:
@@ -108,7 +129,18 @@ def segmented() -> Iterator[Call]:
             yield back, (torch.randn_like(out), out, x, reduce), how
 
 
-COMPOSED = [averaged, resampled, sampled, pooled, counted, inverted, bags, segmented]
+COMPOSED = [
+    averaged,
+    mirrored,
+    frequencies,
+    resampled,
+    sampled,
+    pooled,
+    counted,
+    inverted,
+    bags,
+    segmented,
+]
 
 
 @pytest.mark.parametrize("calls", COMPOSED)

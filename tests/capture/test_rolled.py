@@ -134,6 +134,25 @@ def sets_twice(x: Tensor, w: Tensor) -> Any:
     return out
 
 
+def best_path(x: Tensor, w: Tensor) -> Any:
+    """One item of a pair is carried, the other one is read by what follows the loop."""
+    best, back = x[:, 0], []
+    for t in range(1, x.shape[1]):
+        high, at = (best[:, :, None] + w).max(1)
+        best = high + x[:, t]
+        back.append(at)
+    return best, torch.stack(back)
+
+
+def late_item_of_many(x: Tensor, w: Tensor) -> Any:
+    h, out = x[:, 0], []
+    for t in range(STEPS):
+        parts = torch.cat([h @ w, x[:, t]], 1).split(1, 1)
+        h = torch.cat(parts[1:5], 1)
+        out.append(parts[7])
+    return h, torch.stack(out)
+
+
 ROLLED = {
     stacked: 1,
     read_alone: 1,
@@ -151,6 +170,8 @@ ROLLED = {
     changed_state: 0,
     reads_what_it_sets: 0,
     sets_twice: 0,
+    best_path: 1,
+    late_item_of_many: 0,
 }
 
 

@@ -1,14 +1,15 @@
 """Programs of a new user beside eager and Inductor: are they right, and is any of them slower?
 
-    python -m tests.driver.ordinary_programs                      # all of ordinary_table.py
+    python -m tests.driver.ordinary_programs                      # all of the two tables
     python -m tests.driver.ordinary_programs beam top_p           # some, by parts of their names
     python -m tests.driver.ordinary_programs --rounds 31 --json found.json
     python -m tests.driver.ordinary_programs --peers eager        # without Inductor
+    python -m tests.driver.ordinary_programs add_of --peers dynamo eager
 
 Ours is `torch.compile(…, backend="tilewright")`. All contenders run in one process on one thread
 and take turns. Times are seconds of the processor, medians of the rounds, so that other processes
 disturb them little. The table has the time of ours and how many times faster it is than each peer
-(below 1: slower), what runs in eager, and where the graph breaks. A result is right where its error
+(below 1: slower; `dynamo` is `backend="eager"`, whose guards every backend pays for), what runs in eager, and where the graph breaks. A result is right where its error
 against float64 is at most twice eager's own plus four units in the last place of the largest value.
 The exit code is 1 where a result is wrong, and with `--slower 0.9` where a ratio is below that.
 """
@@ -39,13 +40,14 @@ from torch._dynamo.utils import clear_compilation_metrics, graph_break_reasons
 from torch.utils import _pytree as pytree
 
 import tilewright as tw
+from tests.driver import ordinary_more as _more_programs  # noqa: F401
 from tests.driver.ordinary_table import PROGRAMS, Ordinary
 from tilewright.bench.measure import busy, take_turns
 from tilewright.bench.oracle import InDouble, disagreements, in_double
 from tilewright.runtime import pool
 
 ROUND_SECONDS = 0.03
-NARROW = (torch.float32, torch.complex64)
+NARROW = (torch.float32, torch.bfloat16, torch.complex64)
 
 
 class WeightsInDouble(InDouble):
@@ -172,13 +174,15 @@ def measured(name: str, peers: Sequence[str], rounds: int) -> Found:
         return found
     if "eager" in peers:
         calls["eager"] = eager
-    if "inductor" in peers:
+    for peer, backend in (("inductor", "inductor"), ("dynamo", "eager")):
+        if peer not in peers:
+            continue
         try:
-            calls["inductor"] = call_of(p, torch.compile(p.function))
-            calls["inductor"]()
+            calls[peer] = call_of(p, torch.compile(p.function, backend=backend))
+            calls[peer]()
         except Exception as problem:  # a peer's fault is not ours
-            del calls["inductor"]
-            print(f"{name}: Inductor fails: {str(problem).splitlines()[0]}", file=sys.stderr)
+            del calls[peer]
+            print(f"{name}: {peer} fails: {str(problem).splitlines()[0]}", file=sys.stderr)
     times = timed(calls, rounds)
     found.ours = median(times.pop("ours"))
     found.peers = {peer: median(x) for peer, x in times.items()}

@@ -186,3 +186,22 @@ def test_data_as_indices_are_gathered_by_an_instruction(gathers: bool) -> None:
     draw = np.random.default_rng(3)
     x, at = draw.random((3, 70), np.float32), draw.integers(0, 70, 40, np.int32)
     np.testing.assert_array_equal(Native(n, target)({"x": x, "at": at})["y"], x[:, at])
+
+
+PIECES = """
+group pieces
+  in x: f32[3,20]
+  out y: f32[3,24]
+  y[y.i0,y.i1] = select(#(y.i1) < 2, x[y.i0,y.i1+18], select(#(y.i1) < 22, x[y.i0,y.i1-2], x[y.i0,41-y.i1])) for y.i0 in 3, y.i1 in 24
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_lanes_at_the_ends_of_pieces_are_one_vector_under_a_mask(masks: bool) -> None:
+    """Forward and backward; without such loads they are read one by one."""
+    target = replace(default(), has_masks=masks)
+    n = legalise(scheduled(PIECES, "Split('y.i1', 8)\nVectorize('y.i1.1')"), target)
+    assert ("@llvm.masked.load.v8f32" in emit(n, target)) is masks
+    x = np.random.default_rng(4).random((3, 20), np.float32)
+    right = np.concatenate([x[:, 18:], x, x[:, :17:-1]], 1)
+    np.testing.assert_array_equal(Native(n, target)({"x": x})["y"], right)

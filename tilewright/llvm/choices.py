@@ -101,7 +101,7 @@ class Choices:
 
         def slow() -> str:
             c, other = values.lanes_of(condition, True), values.lanes_of(v.args[2], True)
-            edge = self.loads.at(b, self.addresses.clamped(b, x.index), w)
+            edge = self.loads.edge(b, x.index, w)
             return self.arith.apply("select", v.dtype, w, [c, edge, other])
 
         t = vector(register_type(v.dtype), w)

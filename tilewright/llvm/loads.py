@@ -200,7 +200,7 @@ class Loads:
         hinted = EDGES in self.c.hints
         if not hinted or lane != 1 or len(moving) != 1 or D.coefficient(index[moving[0]], s) != 1:
             return self.at(b, safe, w)
-        # One vector where all lanes are inside, one access per lane at the edges.
+        # One vector where all lanes are inside, one under a mask or one access per lane at the edges.
         k = moving[0]
         first = self.c.with_lane(0, lambda: self.indices.dim(index[k]))
         last = self.c.with_lane(w - 1, lambda: self.indices.dim(index[k]))
@@ -212,8 +212,38 @@ class Loads:
             inside,
             vector(register_type(b.dtype), w),
             lambda: self.at(b, mixed, w),
-            lambda: self.at(b, safe, w),
+            lambda: self.edge(b, index, w),
         )
+
+    def edge(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        """What lanes read of which some may be outside of the buffer: those read nothing, or what
+        is nearest."""
+        safe = self.addresses.clamped(b, index)
+        if self.c.lane is None or w == 1 or b.unit != 1 or not self.accesses.has_masks(b):
+            return self.at(b, safe, w)
+        s, width = self.c.lane
+        moving = [k for k, i in enumerate(index) if s in D.symbols(i)]
+        step = self.indices.terms(self.addresses.linear(b, index))[2]
+        if width != w or b.swizzle is not None or len(moving) != 1 or step not in (1, -1):
+            return self.at(b, safe, w)
+        k = moving[0]
+        if D.coefficient(index[k], s) != step:
+            return self.at(b, safe, w)
+        begin, put = D.substitute(index[k], {s: 0 if step == 1 else w - 1}), self.put
+        ends = D.maximum(0 - begin, 0), D.maximum(b.shape[k] - begin, 0)
+        low, high = (put(f"trunc i64 {self.indices.dim(D.minimum(x, w))} to i32") for x in ends)
+        t, numbers = f"<{w} x i32>", ", ".join(f"i32 {j}" for j in range(w))
+        above = put(f"icmp sge {t} <{numbers}>, {self.arith.splat(low, 'i32', w)}")
+        below = put(f"icmp slt {t} <{numbers}>, {self.arith.splat(high, 'i32', w)}")
+        mask = put(f"and <{w} x i1> {above}, {below}")
+        first = tuple(begin if j == k else i for j, i in enumerate(safe))
+        const, terms, _ = self.indices.terms(self.addresses.linear(b, first))
+        x = self.accesses.masked_load(b, self.addresses.pointer(b, const, terms), mask, w)
+        if step == -1:
+            v = f"<{w} x {memory_type(b.dtype)}>"
+            turned = ", ".join(f"i32 {w - 1 - j}" for j in range(w))
+            x = put(f"shufflevector {v} {x}, {v} poison, <{w} x i32> <{turned}>")
+        return self.arith.widen(x, b.dtype, w)
 
     # ---- behind pointers
 

@@ -25,14 +25,16 @@ FAR = 1000  # what a boundary costs that cannot be one, in carried values
 
 
 def in_order(gm: torch.fx.GraphModule) -> list[Node]:
-    """All calls; items of tuples where they are first read, which is in their step."""
+    """All calls; items of long tuples where they are first read, which is in their step. Those of
+    a short one are of the step that makes it, even if only what follows the loop reads them."""
     out: list[Node] = []
     waiting: set[Node] = set()
     for n in gm.graph.nodes:
         source = n.args[0] if n.target is operator.getitem else None
         if isinstance(source, Node) and isinstance(value_of(source), (tuple, list)):
-            waiting.add(n)
-            continue
+            if len(value_of(source)) >= LEAST or source in waiting:
+                waiting.add(n)
+                continue
         for x in n.all_input_nodes:
             while x in waiting:  # an item may be a tuple
                 inner = x.args[0]

@@ -105,6 +105,9 @@ class Outputs:
             a = self._arguments[self._argument_of[x]]
             if a.kind == "tensor" or a.kind == "other":
                 return Same(a.slot)
+        changed = self._changed(x)
+        if changed is not None and changed.kind == "tensor" and not changed.moved:
+            return Same(changed.slot)
         if isinstance(value, Int):
             return SymbolicInt(value)
         if value is None or isinstance(value, (int, float, bool, str)):
@@ -127,6 +130,15 @@ class Outputs:
         # A host call may be given an input where eager has a copy of it: a view that it makes is
         # the result only where eager's is one of the input, too.
         return Same(slot) if slot is not None else None
+
+    def _changed(self, x: torch.fx.Node) -> Argument | None:
+        """The argument that gets its last new value here, and so is the result."""
+        if x.target is not torch.ops.aten.copy_.default:
+            return None
+        target: Any = x.args[0]
+        new = self._mutated.get(target)
+        known = new is not None and new is self.env[x]
+        return self._arguments[self._argument_of[target]] if known else None
 
     def _host_slot(self, x: Node | Complex, v: torch.Tensor) -> str | None:
         """The slot of a value that is the result of a host call as it is: neither a copy of it nor

@@ -36,7 +36,7 @@ def rolled(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     made: torch.fx.GraphModule | None = None
     while True:  # steps of a second loop may read results of the first, which are slices then
         calls = Calls(in_order(made or gm))
-        found = [c for c in chains_of(calls) if _is_pure(c)]
+        found = [c for c in chains_of(calls) if _is_pure(c) and _hands_on_tensors(c)]
         if not found:
             return made
         made = _Writer(made or gm, calls, found).whole()
@@ -129,6 +129,24 @@ def _is_set_whole(chain: Chain, j: int, read: Sequence[torch.Tensor]) -> bool:
         return target[index].shape == value_of(made).shape
 
 
+def _read(chain: Chain) -> list[int]:
+    """Calls of a step whose results something behind the chain reads, other than the last of a
+    carried value."""
+    found = {chain.set_to(j): None for j in chain.written}
+    for k in range(chain.count):
+        for at, n in enumerate(chain.nodes(k)):
+            last = k == chain.count - 1 and at in chain.carried
+            if not last and at not in found and not all(map(chain.has, n.users)):
+                found[at] = None
+    return list(found)
+
+
+def _hands_on_tensors(chain: Chain) -> bool:
+    """A scan stacks tensors: what follows may read items of a tuple, not the tuple."""
+    second = chain.nodes(1)
+    return all(isinstance(value_of(second[at]), torch.Tensor) for at in _read(chain))
+
+
 # ---- what takes their place
 
 
@@ -194,7 +212,7 @@ class _Writer:
                 seen[n].meta = dict(n.meta)
             else:
                 seen[n] = body.node_copy(n, lambda x: seen[x])
-        read = self._read(chain)
+        read = _read(chain)
         made = [seen[second[at]] for at in (*chain.carried, *read)]
         # Results of a scan are tensors of their own.
         body.output(tuple(body.call_method("clone", (x,)) for x in made))
@@ -224,17 +242,6 @@ class _Writer:
             where = self._view(s.source, s, s.axis, chain.count)
             self._call(operator.setitem, where, (slice(None), *_index(s)), values)
         return torch.fx.GraphModule(self.gm, body)
-
-    def _read(self, chain: Chain) -> list[int]:
-        """Calls of a step whose results something behind the chain reads, other than the last of a
-        carried value."""
-        found = {chain.set_to(j): None for j in chain.written}
-        for k in range(chain.count):
-            for at, n in enumerate(chain.nodes(k)):
-                last = k == chain.count - 1 and at in chain.carried
-                if not last and at not in found and not all(map(chain.has, n.users)):
-                    found[at] = None
-        return list(found)
 
     def _whole(self, s: Slice, steps: int) -> Node:
         """What a scan goes through to take such slices: along axis 0."""

@@ -4,7 +4,7 @@
       y: y[j] = select(#(j) < n, x[j], 1.0)     y: y[j] = select(#(j) < n, x[j], 1.0)
 
 edges: what is read under a condition is one vector where all lanes are inside its buffer, and else
-read for each lane at an index that is clamped; without it the latter only. zeros: where one
+one under a mask, or for each lane at an index that is clamped; without it the latter only. zeros: where one
 condition decides for all lanes between a vector of memory and zeros, the address is chosen (the
 condition costs no branch, and the vector is read in any case). adjacent: addresses of lanes that
 are known only when they are computed are tested for being next to each other, and are one vector
