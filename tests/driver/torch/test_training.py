@@ -45,6 +45,16 @@ def test_logarithms_of_a_softmax_over_nothing(dynamic: bool | None) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def test_gradients_of_complex_tensors_and_numbers() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        z = torch.view_as_complex(x.view(-1, 2))
+        return torch.view_as_real(z * (1 + 2j) / (3 - 1j) - z / 2j).square()
+
+    x = torch.randn(12, requires_grad=True)
+    (ours,), (theirs,) = (torch.autograd.grad(g(x).sum(), x) for g in (tw.compile(f), f))
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_updates_of_an_optimizer_are_one_native_program() -> None:
     """Dynamo writes them with an operator of Inductor's, a product with a sum."""
     net = nn.Linear(3, 4)
