@@ -104,3 +104,22 @@ def test_a_nest_that_is_not_legal_is_refused() -> None:
     text = "nest k\n  out y: f32[13]\n  lane j in 13:\n    y: y[j] = 1.0\n"
     with pytest.raises(Invalid, match=r"nest k is not legal for .*lane j in 13 is no vector"):
         emit(parse_nest(text), default())
+
+
+def test_only_some_buffers_of_unknown_size_have_room_on_the_stack() -> None:
+    """Together no more than half of what the target allows."""
+    target, count = default(), 24
+    lines = ["nest k where n: 1..100000", "  in x: f32[n]", "  out y: f32[n]"]
+    lines += [f"  local t{k}: f32[n]" for k in range(count)]
+    lines += [f"  alloc t{k}" for k in range(count)]
+    lines.append("  for i in n:")
+    lines += [f"    t{k}: t{k}[i] = {f't{k - 1}' if k else 'x'}[i] + 1.0" for k in range(count)]
+    lines.append(f"    y: y[i] = t{count - 1}[i]")
+    nest = parse_nest("\n".join(lines))
+    rooms = re.findall(r"alloca \[(\d+) x i8\]", emit(legalise(nest, target), target))
+    assert 0 < sum(map(int, rooms)) <= target.stack // 2
+    native = Native(nest, target)
+    for n in (1, 1000, 60000):
+        x = np.arange(n, dtype="f4")
+        found = native({"x": x, "y": np.zeros_like(x)}, {"n": n})
+        np.testing.assert_array_equal(found["y"], x + count)

@@ -153,6 +153,7 @@ class _Processor:
     def __init__(self, body: Body) -> None:
         # Addresses that may be on the heap, each with the one that it has where it is not.
         self.body, self.taken = body, dict[str, str]()
+        self.room = body.target.stack // 2  # of a function, for all buffers of unknown size
 
     def allocate(self, name: str) -> None:
         body, w = self.body, self.body.writer
@@ -168,9 +169,10 @@ class _Processor:
             total = w.put(f"mul i64 {body.indices.dim(b.size)}, {b.dtype.bytes}")
             total = w.put(f"add i64 {total}, 64")
             own, room = "null", min(SMALL, body.target.stack // 8)
-            if D.bounds(b.size)[0] * b.dtype.bytes > room:
+            if D.bounds(b.size)[0] * b.dtype.bytes > room or self.room < room:
                 address = self._from_heap(total)
             else:
+                self.room -= room
                 own = f"%{w.fresh('m')}"
                 w.line(f"{own} = alloca [{room} x i8], align 64", entry=True)
                 small = w.put(f"icmp sle i64 {total}, {room}")

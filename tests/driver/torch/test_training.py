@@ -29,6 +29,32 @@ def test_what_is_kept_for_the_gradient_is_told() -> None:
     assert found[0.5].data["again"] and "without a limit" in found[0.5].message
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_logarithms_of_a_softmax_over_nothing(dynamic: bool | None) -> None:
+    """The maximum of nothing is an error; eager has none here."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.log_softmax(0).square().sum(0)
+
+    torch._dynamo.reset()
+    fast = tw.compile(f, dynamic=dynamic)
+    for rows in (3, 0) if dynamic else (0,):
+        x = torch.randn(rows, 5, requires_grad=True)
+        torch.testing.assert_close(fast(x), f(x))
+        (ours,), (theirs,) = (torch.autograd.grad(g(x).sum(), x) for g in (fast, f))
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_of_complex_tensors_and_numbers() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        z = torch.view_as_complex(x.view(-1, 2))
+        return torch.view_as_real(z * (1 + 2j) / (3 - 1j) - z / 2j).square()
+
+    x = torch.randn(12, requires_grad=True)
+    (ours,), (theirs,) = (torch.autograd.grad(g(x).sum(), x) for g in (tw.compile(f), f))
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_updates_of_an_optimizer_are_one_native_program() -> None:
     """Dynamo writes them with an operator of Inductor's, a product with a sum."""
     net = nn.Linear(3, 4)

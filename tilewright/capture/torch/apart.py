@@ -54,6 +54,8 @@ def log_softmax_apart(graph: torch.fx.Graph) -> None:
             continue
         if value.dtype not in _WIDE or given.dtype is not value.dtype or not value.dim():
             continue
+        if _may_be_nothing(value.shape[dim]):  # which has no maximum
+            continue
         with graph.inserting_before(n):
             most = graph.call_function(aten.amax.default, (x, [dim], True))
             less = graph.call_function(aten.sub.Tensor, (x, most))
@@ -68,3 +70,10 @@ def log_softmax_apart(graph: torch.fx.Graph) -> None:
             y.meta = dict(n.meta) | {"val": torch.empty_like(value)}
         n.replace_all_uses_with(new)
         graph.erase_node(n)
+
+
+def _may_be_nothing(size: int | torch.SymInt) -> bool:
+    if isinstance(size, int):
+        return size == 0
+    env = size.node.shape_env
+    return env is None or not env.bound_sympy(size.node.expr).lower > 0

@@ -128,18 +128,21 @@ def div(c: Context, x: Any, y: Any) -> Complex:
 
 
 @aten("neg.default", numbers="complex")
-def neg(c: Context, x: Complex) -> Complex:
+def neg(c: Context, x: Complex | complex) -> Complex:
+    x = _pair(c, x, c.out().dtype)
     return Complex(ops.neg(x.re), ops.neg(x.im))
 
 
 @aten("_conj", "_conj_physical", "conj_physical", numbers="complex")
-def conj(c: Context, x: Complex) -> Complex:
+def conj(c: Context, x: Complex | complex) -> Complex:
+    """Of a number too: gradients of products with one have it."""
+    x = _pair(c, x, c.out().dtype)
     return Complex(x.re, ops.neg(x.im))
 
 
 @aten("resolve_conj", "resolve_neg", numbers="complex")
-def resolved(c: Context, x: Complex) -> Complex:
-    return x
+def resolved(c: Context, x: Complex | complex) -> Complex:
+    return _pair(c, x, c.out().dtype)
 
 
 @aten("real.default", numbers="complex")
