@@ -20,6 +20,13 @@ def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a number of JSON")
 
 
+def _whole(digits: str) -> int:
+    """The runtime in C has 64 bits for each."""
+    if len(digits) > 18 and not -(1 << 63) <= int(digits) < 1 << 63:
+        raise ValueError("an odd number")
+    return int(digits)
+
+
 class _Rules:
     """What a scanner asks for."""
 
@@ -27,7 +34,7 @@ class _Rules:
     object_hook = None
     object_pairs_hook = None
     parse_float = float
-    parse_int = int
+    parse_int = staticmethod(_whole)
     parse_constant = staticmethod(_no_constant)
 
     def __init__(self) -> None:
@@ -40,7 +47,7 @@ try:
 except ImportError:  # a Python without the parts of json that are C
     from json import JSONDecoder
 
-    _scan = JSONDecoder().raw_decode
+    _scan = JSONDecoder(parse_int=_whole).raw_decode
 else:
     made: Any = make_scanner
     _scan = made(_Rules())

@@ -48,10 +48,10 @@ def damaged(raw: bytes, draw: random.Random, text: bool) -> bytes:
                 del made[at : at + draw.randint(1, 40)]
             case 2:
                 del made[at:]
-                made = made or bytearray(b" ")
             case 3:
                 odd = draw.choice(ODD).encode() if text else draw.randbytes(4)
                 made[at : at + draw.randint(0, 3)] = odd
+        made = made or bytearray(b" ")
     return bytes(made)
 
 

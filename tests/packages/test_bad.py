@@ -81,6 +81,7 @@ MANIFESTS = {
     "bytes": (_set("weights/bytes", 12), "SIZE", "and the manifest says 12"),
     "checksum": (_no_sums, "ALTERED", "its checksum differs"),
     "no checksum": (_everywhere("blake2b", None), "PACKAGE", "lacks a file, its bytes or"),
+    "65 bits": (_set("weights/table/0/offset", 1 << 64), "PACKAGE", "not JSON: an odd number"),
     "no weights": (_set("weights", None), "PACKAGE", "lacks the weights' file, bytes or"),
 }
 
