@@ -311,6 +311,25 @@ def test_only_words_of_the_tensor_itself() -> None:
         assert max(unchanged.tensor_words()) + 8 <= max(sizes)
 
 
+@counted
+def test_a_method_of_a_module_is_watched_like_the_module() -> None:
+    # transformers' way: model.forward = tw.compile(model.forward).
+    net = Net().eval()
+    x = torch.ones(2, 4)
+    with torch.no_grad():
+        fast = tw.compile(net.forward)
+        for _ in range(3):
+            fast(x)
+        assert fast._quick and all(
+            f({"function": fast.original, "args": (x,), "kwargs": {}})
+            for f, _ in fast._quick.values()
+        )
+        with attribute(net.settings, "scale", 5.0):
+            assert torch.allclose(fast(x), net(x))
+        net.first.weight.data = net.first.weight.data * 2
+        assert torch.allclose(fast(x), net(x))
+
+
 def test_why_a_module_is_not_watched() -> None:
     net = Forms(lambda net, x, y: y)
     fast = tw.compile(net)

@@ -34,7 +34,7 @@ from tilewright.driver.torch.options import TorchOptions
 from tilewright.driver.torch.own_weights import Owner
 from tilewright.driver.torch.reasons import break_reason, title_of
 from tilewright.driver.torch.shortcut import Call, shortcut
-from tilewright.driver.torch.unchanged import CannotWatch, Unchanged
+from tilewright.driver.torch.unchanged import CannotWatch, Unchanged, module_of
 from tilewright.driver.weights.given_up import traceable
 
 _number = count()
@@ -162,8 +162,8 @@ class Compiled:
         gone = {k for k, x in self._known.items() if x.reshaped()}
         if not gone:
             return
-        module = self.original
-        assert isinstance(module, torch.nn.Module), "nothing else is watched"
+        module = module_of(self.original)
+        assert module is not None, "nothing else is watched"
         for part in module.modules():
             both: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
             for held in both:

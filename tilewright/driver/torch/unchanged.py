@@ -169,7 +169,7 @@ class Unchanged:
             raise CannotWatch("Python or torch is laid out in another way than is known")
         if torch.is_grad_enabled():
             raise CannotWatch("gradients may be computed")
-        if not isinstance(seen["function"], nn.Module):
+        if module_of(seen["function"]) is None:
             raise CannotWatch("this is no module")
         found = _Found()
         try:
@@ -190,6 +190,12 @@ class Unchanged:
             return Unchanged(guards, found, scope, root, watched)
         except Exception as problem:  # a source that is no expression, or a value of another kind
             raise CannotWatch(f"{found.whose or 'guards'}: {problem}") from None
+
+
+def module_of(function: Any) -> nn.Module | None:
+    """The module that is called: itself, or by a method of it, such as its `forward`."""
+    found = function.__self__ if isinstance(function, types.MethodType) else function
+    return found if isinstance(found, nn.Module) else None
 
 
 class _Guards:

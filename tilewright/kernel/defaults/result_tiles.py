@@ -51,7 +51,10 @@ def tile_results(
     for st in reversed(inner):
         s.do(ComputeAt(st.name, around[-1]))
     for loop in tails:
-        s.attempt(Peel(loop))
+        # How many rows are left over the call says: code for each number has them in registers.
+        rows = loop != f"{c}.0" and not all(isinstance(p.extent, int) for p in s.loops(loop))
+        if not (rows and s.attempt(Peel(loop, cases=True))):
+            s.attempt(Peel(loop))
     for st in inner:
         _fill(s, st, col, row, lanes)
     if r is not None:
