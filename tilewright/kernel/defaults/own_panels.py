@@ -158,14 +158,16 @@ def _block(
         heights = [t.choices.block]
     widths = [d * width for d in _divisors(sizes[1] // width)] if deep else [sizes[1]]
 
-    def worth(block: tuple[int, int]) -> tuple[bool, bool, float, int]:
+    def worth(block: tuple[int, int]) -> tuple[bool, bool, bool, float, int]:
         tall, broad = block
         pieces = many * (sizes[0] // tall) * (sizes[1] // (broad if deep else width))
         shared = pieces >= PIECES * cores or pieces % cores == 0
         fits = tall * part <= room and (not deep or tall * broad * size <= room)
         # Rows of the other operand that stay in the cache whole are read once, with any columns.
         again = 0.0 if tall * terms * size <= s.target.l2 // 2 else 1 / (broad if deep else width)
-        return shared, fits, -(COPY / tall + again), -broad
+        rows = _rows(t, tall, sizes[0])
+        full = rows is not None and 4 * rows > 3 * t.rows  # fewer load more for each sum
+        return shared, full, fits, -(COPY / tall + again), -broad
 
     return max(((h, w) for h in heights for w in widths), key=worth)
 
