@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import tilewright as tw
-from tests.seeds import every_run
 from tilewright.capture.torch.statistics import correlation, covariance
 
 INPUTS = {
@@ -42,7 +41,6 @@ def test_they_stay_in_the_graph() -> None:
     assert not tw.explain(fast).graph_breaks
 
 
-@every_run
 def test_weights_are_left_to_torch() -> None:
     x, often = torch.randn(4, 9), torch.randint(1, 4, (9,))
     f = lambda x: torch.cov(x, fweights=often) + 1  # noqa: E731

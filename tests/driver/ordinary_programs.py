@@ -9,9 +9,10 @@
 Ours is `torch.compile(…, backend="tilewright")`. All contenders run in one process on one thread
 and take turns. Times are seconds of the processor, medians of the rounds, so that other processes
 disturb them little. The table has the time of ours and how many times faster it is than each peer
-(below 1: slower; `dynamo` is `backend="eager"`, whose guards every backend pays for), what runs in eager, and where the graph breaks. A result is right where its error
-against float64 is at most twice eager's own plus four units in the last place of the largest value.
-The exit code is 1 where a result is wrong, and with `--slower 0.9` where a ratio is below that.
+(below 1: slower; `dynamo` is `backend="eager"`, whose guards every backend pays for), what runs in
+eager, and where the graph breaks. A result is right where its error against float64 is at most
+twice eager's own plus four units in the last place of the largest value. The exit code is 1 where a
+result is wrong, and with `--slower 0.9` where a ratio is below that.
 """
 
 from __future__ import annotations
