@@ -1,4 +1,4 @@
-"""Programs as a new user writes them, some sixty small functions with their inputs.
+"""Programs as a new user writes them, small functions with their inputs; ordinary_more.py has more.
 
 One that is added here is judged and timed by `python -m tests.driver.ordinary_programs`.
 """
