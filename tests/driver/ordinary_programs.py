@@ -1,6 +1,6 @@
 """Programs of a new user beside eager and Inductor: are they right, and is any of them slower?
 
-    python -m tests.driver.ordinary_programs                      # all of the two tables
+    python -m tests.driver.ordinary_programs                      # all of the tables
     python -m tests.driver.ordinary_programs beam top_p           # some, by parts of their names
     python -m tests.driver.ordinary_programs --rounds 31 --json found.json
     python -m tests.driver.ordinary_programs --peers eager        # without Inductor
@@ -41,7 +41,7 @@ from torch._dynamo.utils import clear_compilation_metrics, graph_break_reasons
 from torch.utils import _pytree as pytree
 
 import tilewright as tw
-from tests.driver import ordinary_more as _more_programs  # noqa: F401
+from tests.driver import ordinary_more, ordinary_numbers  # noqa: F401
 from tests.driver.ordinary_table import PROGRAMS, Ordinary
 from tilewright.bench.measure import busy, take_turns
 from tilewright.bench.oracle import InDouble, disagreements, in_double
