@@ -1,6 +1,6 @@
 """Programs of a new user beside eager and Inductor: are they right, and is any of them slower?
 
-    python -m tests.driver.ordinary_programs                      # all of the two tables
+    python -m tests.driver.ordinary_programs                      # all of the tables
     python -m tests.driver.ordinary_programs beam top_p           # some, by parts of their names
     python -m tests.driver.ordinary_programs --rounds 31 --json found.json
     python -m tests.driver.ordinary_programs --peers eager        # without Inductor
@@ -9,9 +9,10 @@
 Ours is `torch.compile(…, backend="tilewright")`. All contenders run in one process on one thread
 and take turns. Times are seconds of the processor, medians of the rounds, so that other processes
 disturb them little. The table has the time of ours and how many times faster it is than each peer
-(below 1: slower; `dynamo` is `backend="eager"`, whose guards every backend pays for), what runs in eager, and where the graph breaks. A result is right where its error
-against float64 is at most twice eager's own plus four units in the last place of the largest value.
-The exit code is 1 where a result is wrong, and with `--slower 0.9` where a ratio is below that.
+(below 1: slower; `dynamo` is `backend="eager"`, whose guards every backend pays for), what runs in
+eager, and where the graph breaks. A result is right where its error against float64 is at most
+twice eager's own plus four units in the last place of the largest value. The exit code is 1 where a
+result is wrong, and with `--slower 0.9` where a ratio is below that.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from torch._dynamo.utils import clear_compilation_metrics, graph_break_reasons
 from torch.utils import _pytree as pytree
 
 import tilewright as tw
-from tests.driver import ordinary_more as _more_programs  # noqa: F401
+from tests.driver import ordinary_more, ordinary_numbers  # noqa: F401
 from tests.driver.ordinary_table import PROGRAMS, Ordinary
 from tilewright.bench.measure import busy, take_turns
 from tilewright.bench.oracle import InDouble, disagreements, in_double

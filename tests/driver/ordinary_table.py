@@ -1,4 +1,5 @@
-"""Programs as a new user writes them, some sixty small functions with their inputs.
+"""Programs as a new user writes them, small functions with their inputs; there are more in
+ordinary_more.py and ordinary_numbers.py.
 
 One that is added here is judged and timed by `python -m tests.driver.ordinary_programs`.
 """

@@ -200,7 +200,7 @@ class Loads:
         hinted = EDGES in self.c.hints
         if not hinted or lane != 1 or len(moving) != 1 or D.coefficient(index[moving[0]], s) != 1:
             return self.at(b, safe, w)
-        # One vector where all lanes are inside, one under a mask or one access per lane at the edges.
+        # One vector where all lanes are inside; at the edges under a mask, or lane by lane.
         k = moving[0]
         first = self.c.with_lane(0, lambda: self.indices.dim(index[k]))
         last = self.c.with_lane(w - 1, lambda: self.indices.dim(index[k]))

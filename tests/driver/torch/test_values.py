@@ -117,6 +117,19 @@ def test_mutated_inputs(function: Callable, layout: str) -> None:
     same(function, x)
 
 
+def test_a_changed_argument_that_is_the_result_is_computed_once() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.mul_(0.5).add_(y)
+
+    x, y = torch.ones(7), torch.ones(7)
+    fast = tw.compile(f, x, y)
+    assert fast(x, y) is x
+    assert torch.equal(x, torch.full((7,), 1.5))
+    assert [b.slot for u in fast.units for s in u.segments for b in s.segment.buffers] == [
+        "new.in0"
+    ]
+
+
 def test_aliased_inputs_one_of_them_mutated() -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(1)

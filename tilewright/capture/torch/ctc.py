@@ -6,7 +6,7 @@ instead is the same recurrence over the labels with blanks between them, in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -109,7 +109,7 @@ def ctc_loss(
     return (losses / target_lengths.to(losses.dtype).clamp(min=1)).mean()
 
 
-def _is_padded(operands: Sequence[Any]) -> bool:
+def _is_padded(operands: Sequence[Any], named: Mapping[str, Any]) -> bool:
     """Steps of several sequences, targets padded to one length, both lengths as tensors?"""
     ranks = [getattr(x.realize(), "ndim", None) for x in operands[:4]]
     return ranks == [3, 2, 1, 1]

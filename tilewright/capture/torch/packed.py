@@ -9,7 +9,7 @@ only where it is read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -159,7 +159,7 @@ def recurrent(layer: Any, input: Packed, hx: Any = None) -> tuple[Packed, Any]:
 def _is_packed(place: int) -> Takes:
     """Of others, which come from outside, not even the number of sequences is known."""
 
-    def takes(operands: Sequence[Any]) -> bool:
+    def takes(operands: Sequence[Any], named: Mapping[str, Any]) -> bool:
         return len(operands) > place and operands[place].python_type() is Packed
 
     return takes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -13,7 +13,8 @@ from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from tilewright.base.discover import import_all
 
-Takes = Callable[[Sequence[Any]], bool]  # of what Dynamo knows of the operands
+# Of what Dynamo knows of the operands, by position and by name.
+Takes = Callable[[Sequence[Any], Mapping[str, Any]], bool]
 _INSTEAD: dict[Any, tuple[Callable[..., Any], Takes]] = {}
 # The classes of Dynamo that call functions, with the attribute that has the function.
 _CLASSES: tuple[tuple[Any, str], ...] = (
@@ -24,23 +25,25 @@ _CLASSES: tuple[tuple[Any, str], ...] = (
 
 
 def substitute(
-    function: Any, other: Callable[..., Any], takes: Takes = lambda operands: True
+    function: Any, other: Callable[..., Any], takes: Takes = lambda operands, named: True
 ) -> None:
     """While programs are captured, calls with operands that it takes go to `other`."""
     _INSTEAD[function] = other, takes
 
 
-def _instead(function: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+def _instead(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[..., Any] | None:
     try:
         other, takes = _INSTEAD.get(function, (None, None))
     except TypeError:  # it cannot be looked up
         return None
-    return other if takes is not None and takes(args) else None
+    return other if takes is not None and takes(args, kwargs) else None
 
 
 def _redirected(theirs: Callable[..., Any], attribute: str) -> Callable[..., Any]:
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        other = _instead(getattr(self, attribute, None), args)
+        other = _instead(getattr(self, attribute, None), args, kwargs)
         if other is None:
             return theirs(self, tx, args, kwargs)
         # Inside, numbers are read from data where sizes need them; outside, as the user says.

@@ -4,13 +4,13 @@
       y: y[j] = select(#(j) < n, x[j], 1.0)     y: y[j] = select(#(j) < n, x[j], 1.0)
 
 edges: what is read under a condition is one vector where all lanes are inside its buffer, and else
-one under a mask, or for each lane at an index that is clamped; without it the latter only. zeros: where one
-condition decides for all lanes between a vector of memory and zeros, the address is chosen (the
-condition costs no branch, and the vector is read in any case). adjacent: addresses of lanes that
-are known only when they are computed are tested for being next to each other, and are one vector
-then. gather: what is read at indices that are data, another one for each lane, is read by the
-machine's instruction for that. cold: the machine has no masked accesses, so that each is a branch
-per lane, in a function that is called. Where a pragma changes nothing it is left out.
+one under a mask, or for each lane at an index that is clamped; without it the latter only. zeros:
+where one condition decides for all lanes between a vector of memory and zeros, the address is
+chosen (the condition costs no branch, and the vector is read in any case). adjacent: addresses of
+lanes that are known only when they are computed are tested for being next to each other, and are
+one vector then. gather: what is read at indices that are data, another one for each lane, is read
+by the machine's instruction for that. cold: the machine has no masked accesses, so that each is a
+branch per lane, in a function that is called. Where a pragma changes nothing it is left out.
 """
 
 from __future__ import annotations

@@ -1,0 +1,48 @@
+"""Covariances and correlations stay in the graph, with torch's numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import tilewright as tw
+from tilewright.capture.torch.statistics import correlation, covariance
+
+INPUTS = {
+    "rows": lambda: torch.randn(4, 9),
+    "one row": lambda: torch.randn(9),
+    "too few columns": lambda: torch.randn(3, 1),
+    "one number": lambda: torch.randn(()),
+    "complex": lambda: torch.randn(3, 4, dtype=torch.complex64),
+    "whole numbers": lambda: torch.randint(0, 9, (3, 5)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", INPUTS)
+def test_what_stands_for_them(name: str) -> None:
+    x = INPUTS[name]()
+    torch.testing.assert_close(covariance(x), torch.cov(x), equal_nan=True)
+    torch.testing.assert_close(correlation(x), torch.corrcoef(x), equal_nan=True)
+    few = covariance(x, correction=0)
+    torch.testing.assert_close(few, torch.cov(x, correction=0), equal_nan=True)
+
+
+def test_they_stay_in_the_graph() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.cov(x, correction=0).relu(), torch.corrcoef(x) * 2
+
+    torch._dynamo.reset()
+    fast = torch.compile(f, backend="tilewright")
+    x = torch.randn(4, 9)
+    for got, right in zip(fast(x), f(x), strict=True):
+        torch.testing.assert_close(got, right)
+    assert not tw.explain(fast).graph_breaks
+
+
+def test_weights_are_left_to_torch() -> None:
+    x, often = torch.randn(4, 9), torch.randint(1, 4, (9,))
+    f = lambda x: torch.cov(x, fweights=often) + 1  # noqa: E731
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(f, backend="tilewright")(x), f(x))
