@@ -47,6 +47,7 @@ class Tile:
     large: bool = False  # are the sums in registers of the instruction's own, many at a time?
     copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
     height: str | None = None  # of an image all of which passes by a panel before the next one
+    passing: tuple[str, ...] = ()  # other loops of rows, all of which pass by it
     window: bool = False  # neighbouring rows of one operand share what they read
     around: bool = True  # are the host's other loops right around those of rows and lanes?
     most: int = 0  # so many rows, if they divide all and `rows` do not
@@ -67,6 +68,7 @@ class Placed:
     blocks: str | None  # a stage of partial sums
     parts: int = 0  # rows of a tile, if all rows pass by a part of the sum before the next part
     wide: int = 0  # columns of a tile, if all columns do too
+    passing: tuple[str, ...] = ()  # the host's loops between those over tiles that threads share
 
 
 def place_tile(s: Scheduler, t: Tile) -> Placed:
@@ -121,8 +123,11 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         panels = t.choices.outer == "columns"
     tiles = (f"{n}.0", f"{m}.0") if panels else (f"{m}.0", f"{n}.0")
     inside: list[str] = []
+    passing = tuple(x for x in rest if x in t.passing) if panels and t.copy is None else ()
     if t.height is not None and panels:
-        rest, inside = [x for x in rest if x != t.height], [t.height]
+        inside = [t.height]
+    rest = [x for x in rest if x not in (*passing, *inside)]
+    inside = [*passing, *inside]
     s.do(Reorder((*rest, tiles[0], *inside, tiles[1], f"{m}.1", f"{n}.1")))
     parts = rows if blocks is not None and panels and _by_parts(s, t, em, width) else 0
     if deep:
@@ -148,7 +153,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
             s.do(Split(own[1], width))
             reorder(s, (f"{own[1]}.0", f"{own[0]}.0", f"{own[0]}.1", f"{own[1]}.1"))
         s.do(ComputeAt(blocks, inner))
-    return Placed(t, m, n, rest, tiles, padded, blocks, parts, width if deep else 0)
+    wide = width if deep else 0
+    return Placed(t, m, n, rest, tiles, padded, blocks, parts, wide, passing)
 
 
 def _deep_block(s: Scheduler, t: Tile, rows: Dim, columns: Dim, tall: int, width: int) -> int:
