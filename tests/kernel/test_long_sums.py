@@ -83,6 +83,27 @@ def test_all_channels_pass_by_a_panel_where_a_cache_does_not_hold_all_panels(
     judge.nest(nest)
 
 
+DEEP = parse_group("""
+group deep
+  in x: f32[2,3,3,1024]
+  in w: f32[4,1024,48] laid out by a0, a1 -> a1//48, a0, a1%48
+  out y: f32[2,3,3,192]
+  local t: f32[2,3,3,192]
+  t[t.i0,t.i1,t.i2,t.i3] add= x[t.i0,t.i1,t.i2,t.r] * w[t.i3//48,t.r,t.i3%48] for t.i0 in 2, t.i1 in 3, t.i2 in 3, t.i3 in 192, t.r in 1024 from 0.0
+  y[y.i0,y.i1,y.i2,y.i3] = t[y.i0,y.i1,y.i2,y.i3] for y.i0 in 2, y.i1 in 3, y.i2 in 3, y.i3 in 192
+""")  # noqa: E501
+
+
+def test_all_images_pass_by_a_part_of_a_panel_that_no_cache_holds() -> None:
+    nest = default_schedule(DEEP, SMALL)[1]
+    stores = [p for s, p in walk(nest.body) if isinstance(s, Store) and s.combine]
+    order = [q.name for q in max(stores, key=len)]
+    assert order.index("y.i3.0") < order.index("t.r.0") < order.index("t.i0")
+    judge = Judge(DEEP, [{}])
+    judge.exact = False
+    judge.nest(nest)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", CASES)
 def test_they_are_right(sizes: tuple[int, ...]) -> None:

@@ -129,7 +129,9 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     rest = [x for x in rest if x not in (*passing, *inside)]
     inside = [*passing, *inside]
     s.do(Reorder((*rest, tiles[0], *inside, tiles[1], f"{m}.1", f"{n}.1")))
-    parts = rows if blocks is not None and panels and _by_parts(s, t, em, width) else 0
+    count = prod(D.bounds(s.loops(x)[0].extent)[1] for x in passing)
+    by_parts = blocks is not None and panels and _by_parts(s, t, em, width, count)
+    parts = rows if by_parts else 0
     if deep:
         parts = rows
         s.do(ComputeAt(a, rest[-1]))
@@ -145,7 +147,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         _copy_lanes(s, t.copy[0])
     if blocks is not None and around:
         own, inner = [f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"], around[-1]
-        reorder(s, (*around, *own))
+        others = [f"{a}.{t.axes[t.names.index(x)]}" for x in passing] if parts else []
+        reorder(s, (*around, *others, *own))
         if parts:
             inner = f"{own[0]}.0"
             s.do(Split(own[0], parts))
@@ -176,17 +179,21 @@ def _deep_block(s: Scheduler, t: Tile, rows: Dim, columns: Dim, tall: int, width
     return found[-1] if found and found[-1] >= 4 * tall else 0
 
 
-def _by_parts(s: Scheduler, t: Tile, rows: Dim, width: int) -> bool:
-    """Is a panel larger than the first cache, so that each tile of rows would read it from the
-    second one? Then all rows pass by a part of it before the next part, if their sums fit the cache
-    too. Only where code does not prefetch: elsewhere panels arrive ahead."""
-    if s.target.prefetch or t.group or t.copy is not None or t.height is not None or not t.around:
+def _by_parts(s: Scheduler, t: Tile, rows: Dim, width: int, times: int) -> bool:
+    """Is a panel larger than a cache, so that each tile of rows would read it from the next one?
+    Then all rows, so many `times`, pass by a part of it before the next part, if their sums fit the
+    cache too. The first cache counts where code does not prefetch, elsewhere the second: into the
+    first, panels arrive ahead."""
+    if t.group or t.copy is not None or t.height is not None or not t.around:
         return False
     if not isinstance(rows, int) or rows <= t.rows:
         return False
     st, size = s.group.stage(t.acc), s.nest.buffer(t.acc).dtype.bytes
     deep = prod(D.bounds(extent(x))[1] for x in st.raxes)
-    return deep * width * size > s.target.l1 and rows * width * size <= s.target.l1 // 2
+    panel, sums = deep * width * size, times * rows * width * size
+    if s.target.prefetch:
+        return panel > s.target.l2 // 2 and sums <= s.target.l2 // 4
+    return panel > s.target.l1 and sums <= s.target.l1 // 2
 
 
 # Bytes of one row's adjacent panels: in the cycles that a sum takes, memory brings less.
