@@ -13,6 +13,7 @@ from tilewright.ir import dim as D
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Path, Store, walk
 from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.text import parse_group
 from tilewright.targets import get
 
@@ -26,7 +27,8 @@ group weights
   t[t.i0,t.i1,t.i2,t.i3] add= g[t.r0,t.r1,t.r2,t.i0] * x[t.r0,t.i1,t.i2+t.r1,t.i3+t.r2] for {over}
   y[y.i0,y.i1,y.i2,y.i3] = t[y.i0,y.i1,y.i2,y.i3] for {rows}
 """
-OVER = "t.i0 in {out}, t.i1 in {c}, t.i2 in {k}, t.i3 in {k}, t.r0 in 2, t.r1 in 40, t.r2 in 48"
+IMAGE = "u.i0 in 2, u.i1 in {out}, u.i2 in 7, u.i3 in 7"
+OVER = "t.i0 in {out}, t.i1 in {c}, t.i2 in {k}, t.i3 in {k}, t.r0 in 2, t.r1 in {p}, t.r2 in {q}"
 ROWS = "y.i0 in {out}, y.i1 in {c}, y.i2 in {k}, y.i3 in {k}"
 
 
@@ -35,7 +37,7 @@ SMALL = replace(get("x86-64-v4"), l2=256 << 10, cores=2)
 
 
 def weights(out: int, c: int, k: int) -> Group:
-    sizes = {"out": out, "c": c, "k": k, "h": 39 + k, "w": 47 + k}
+    sizes = {"out": out, "c": c, "k": k, "p": 40, "q": 48, "h": 39 + k, "w": 47 + k}
     over = OVER.format(**sizes) + " from 0.0"
     return parse_group(WEIGHTS.format(over=over, rows=ROWS.format(**sizes), **sizes))
 
@@ -49,6 +51,58 @@ def test_taps_and_channels_are_rows_that_pass_by_a_part_of_the_sum(sizes: tuple[
     assert path[-1].kind in ("lane", "tensor")
     rows = next(name for name in order if name.startswith("t.p"))
     assert order.index("t.r0") < order.index(rows)
+
+
+PANELS = """
+group panels
+  in g: f32[{panels},2,7,7,48] laid out by a0, a1, a2, a3 -> a1//48, a0, a2, a3, a1%48
+  in x: f32[2,4,9,9]
+  out y: f32[{out},4,3,3]
+  local u: f32[2,{out},7,7]
+  local t: f32[{out},4,3,3]
+  u[u.i0,u.i1,u.i2,u.i3] = g[u.i1//48,u.i0,u.i2,u.i3,u.i1%48] for {image}
+  t[t.i0,t.i1,t.i2,t.i3] add= u[t.r0,t.i0,t.r1,t.r2] * x[t.r0,t.i1,t.i2+t.r1,t.i3+t.r2] for {over}
+  y[y.i0,y.i1,y.i2,y.i3] = t[y.i0,y.i1,y.i2,y.i3] for {rows}
+"""
+
+
+@pytest.mark.parametrize("out, passes", [(384, True), (192, False)])
+def test_all_channels_pass_by_a_panel_where_a_cache_does_not_hold_all_panels(
+    out: int, passes: bool
+) -> None:
+    # Each channel would bring all panels again, several times as many bytes as the sums take.
+    sizes = {"out": out, "c": 4, "k": 3, "p": 7, "q": 7}
+    over, rows = OVER.format(**sizes) + " from 0.0", ROWS.format(**sizes)
+    parts = {"image": IMAGE.format(out=out), "over": over, "rows": rows}
+    group = parse_group(PANELS.format(out=out, panels=out // 48, **parts))
+    trace, nest = default_schedule(group, SMALL)
+    fused = [(x.outer, x.inner) for x in trace if isinstance(x, Fuse)]
+    assert (("y.i0.0", "y.i1") in fused) is passes
+    assert (("y.i1", "y.i0.0") in fused) is not passes
+    judge = Judge(group, [{}])
+    judge.exact = False
+    judge.nest(nest)
+
+
+DEEP = parse_group("""
+group deep
+  in x: f32[2,3,3,1024]
+  in w: f32[4,1024,48] laid out by a0, a1 -> a1//48, a0, a1%48
+  out y: f32[2,3,3,192]
+  local t: f32[2,3,3,192]
+  t[t.i0,t.i1,t.i2,t.i3] add= x[t.i0,t.i1,t.i2,t.r] * w[t.i3//48,t.r,t.i3%48] for t.i0 in 2, t.i1 in 3, t.i2 in 3, t.i3 in 192, t.r in 1024 from 0.0
+  y[y.i0,y.i1,y.i2,y.i3] = t[y.i0,y.i1,y.i2,y.i3] for y.i0 in 2, y.i1 in 3, y.i2 in 3, y.i3 in 192
+""")  # noqa: E501
+
+
+def test_all_images_pass_by_a_part_of_a_panel_that_no_cache_holds() -> None:
+    nest = default_schedule(DEEP, SMALL)[1]
+    stores = [p for s, p in walk(nest.body) if isinstance(s, Store) and s.combine]
+    order = [q.name for q in max(stores, key=len)]
+    assert order.index("y.i3.0") < order.index("t.r.0") < order.index("t.i0")
+    judge = Judge(DEEP, [{}])
+    judge.exact = False
+    judge.nest(nest)
 
 
 @pytest.mark.slow

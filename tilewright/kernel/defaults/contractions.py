@@ -184,6 +184,7 @@ def schedule_contraction(
     adjacent, large = _adjacent(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
     most = register_tile(s.target, dtype)
+    t.passing = _passing(s, acc, ops, t, row - 1 if image else row)
     may_copy = image and s.choices.copy is not False and joined is None
     tall = s.choices.rows or most.adjacent
     copy = _copied(s, acc, ops, row, tall, adjacent) if may_copy else None
@@ -232,6 +233,30 @@ def schedule_contraction(
     elif top is not None and panels is not None:
         prefetch_panels(s, placed, panels, top)
     return True
+
+
+def _passing(
+    s: Scheduler, acc: Stage, ops: tuple[Load, Load], t: Tile, first: int
+) -> tuple[str, ...]:
+    """The host's loops of rows besides those of an image (`first` up to the tile's rows), such as
+    that over a batch, if all of them should pass by a panel of the lane operand: then the other
+    operand is read once for each panel, where otherwise all panels are for each of them."""
+    column = acc.axes[t.col]
+    lanes = [x for x in ops if column in x.symbols()]
+    known = all(isinstance(extent(x), int) for x in acc.axes)
+    if len(lanes) != 1 or not known or t.group or t.window:
+        return ()
+    own = range(first, t.row + 1)
+    free = [k for k, x in enumerate(acc.axes) if x not in lanes[0].symbols() and k not in own]
+    sizes = [D.bounds(s.nest.buffer(str(x.source)).size)[1] * x.dtype.bytes for x in ops]
+    wide = sizes[ops.index(lanes[0])]
+    if wide <= s.target.l2 // 2:
+        return ()
+    times = prod(D.bounds(extent(acc.axes[k]))[1] for k in free)
+    panels = -(-D.bounds(extent(column))[1] // (t.lanes * t.vectors))
+    if panels * (sum(sizes) - wide) >= times * wide:
+        return ()
+    return tuple(t.names[k] for k in free if extent(acc.axes[k]) != 1)
 
 
 def _joined_rows(
@@ -437,7 +462,7 @@ FEW = 8
 def parallel_tiles(s: Scheduler, t: Placed) -> str | None:
     """Threads over the outer loops, fused as far as needed for enough pieces: their loop, if the
     product is more than one tile."""
-    outer = [x for x in (*t.rest, t.tiles[0]) if s.loops(x)]
+    outer = [x for x in (*t.rest, t.tiles[0], *t.passing) if s.loops(x)]
     if not outer:
         return None
     top = outer[0]

@@ -48,6 +48,7 @@ class Tile:
     large: bool = False  # are the sums in registers of the instruction's own, many at a time?
     copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
     height: str | None = None  # of an image all of which passes by a panel before the next one
+    passing: tuple[str, ...] = ()  # other loops of rows, all of which pass by it
     window: bool = False  # neighbouring rows of one operand share what they read
     around: bool = True  # are the host's other loops right around those of rows and lanes?
     most: int = 0  # so many rows, if they divide all and `rows` do not
@@ -68,6 +69,7 @@ class Placed:
     blocks: str | None  # a stage of partial sums
     parts: int = 0  # rows of a tile, if all rows pass by a part of the sum before the next part
     wide: int = 0  # columns of a tile, if all columns do too
+    passing: tuple[str, ...] = ()  # the host's loops between those over tiles that threads share
 
 
 def place_tile(s: Scheduler, t: Tile) -> Placed:
@@ -123,10 +125,15 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         panels = t.choices.outer == "columns"
     tiles = (f"{n}.0", f"{m}.0") if panels else (f"{m}.0", f"{n}.0")
     inside: list[str] = []
+    passing = tuple(x for x in rest if x in t.passing) if panels and t.copy is None else ()
     if t.height is not None and panels:
-        rest, inside = [x for x in rest if x != t.height], [t.height]
+        inside = [t.height]
+    rest = [x for x in rest if x not in (*passing, *inside)]
+    inside = [*passing, *inside]
     s.do(Reorder((*rest, tiles[0], *inside, tiles[1], f"{m}.1", f"{n}.1")))
-    parts = rows if blocks is not None and panels and _by_parts(s, t, em, width) else 0
+    count = prod(D.bounds(s.loops(x)[0].extent)[1] for x in passing)
+    by_parts = blocks is not None and panels and _by_parts(s, t, em, width, count)
+    parts = rows if by_parts else 0
     if deep:
         parts = rows
         s.do(ComputeAt(a, rest[-1]))
@@ -142,7 +149,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         _copy_lanes(s, t.copy[0])
     if blocks is not None and around:
         own, inner = [f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"], around[-1]
-        reorder(s, (*around, *own))
+        others = [f"{a}.{t.axes[t.names.index(x)]}" for x in passing] if parts else []
+        reorder(s, (*around, *others, *own))
         if parts:
             inner = f"{own[0]}.0"
             s.do(Split(own[0], parts))
@@ -150,7 +158,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
             s.do(Split(own[1], width))
             reorder(s, (f"{own[1]}.0", f"{own[0]}.0", f"{own[0]}.1", f"{own[1]}.1"))
         s.do(ComputeAt(blocks, inner))
-    return Placed(t, m, n, rest, tiles, padded, blocks, parts, width if deep else 0)
+    wide = width if deep else 0
+    return Placed(t, m, n, rest, tiles, padded, blocks, parts, wide, passing)
 
 
 def _deep_block(s: Scheduler, t: Tile, rows: Dim, columns: Dim, tall: int, width: int) -> int:
@@ -172,17 +181,21 @@ def _deep_block(s: Scheduler, t: Tile, rows: Dim, columns: Dim, tall: int, width
     return found[-1] if found and found[-1] >= 4 * tall else 0
 
 
-def _by_parts(s: Scheduler, t: Tile, rows: Dim, width: int) -> bool:
-    """Is a panel larger than the first cache, so that each tile of rows would read it from the
-    second one? Then all rows pass by a part of it before the next part, if their sums fit the cache
-    too. Only where code does not prefetch: elsewhere panels arrive ahead."""
-    if s.target.prefetch or t.group or t.copy is not None or t.height is not None or not t.around:
+def _by_parts(s: Scheduler, t: Tile, rows: Dim, width: int, times: int) -> bool:
+    """Is a panel larger than a cache, so that each tile of rows would read it from the next one?
+    Then all rows, so many `times`, pass by a part of it before the next part, if their sums fit the
+    cache too. The first cache counts where code does not prefetch, elsewhere the second: into the
+    first, panels arrive ahead."""
+    if t.group or t.copy is not None or t.height is not None or not t.around:
         return False
     if not isinstance(rows, int) or rows <= t.rows:
         return False
     st, size = s.group.stage(t.acc), s.nest.buffer(t.acc).dtype.bytes
     deep = prod(D.bounds(extent(x))[1] for x in st.raxes)
-    return deep * width * size > s.target.l1 and rows * width * size <= s.target.l1 // 2
+    panel, sums = deep * width * size, times * rows * width * size
+    if s.target.prefetch:
+        return panel > s.target.l2 // 2 and sums <= s.target.l2 // 4
+    return panel > s.target.l1 and sums <= s.target.l1 // 2
 
 
 # Bytes of one row's adjacent panels: in the cycles that a sum takes, memory brings less.
