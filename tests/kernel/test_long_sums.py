@@ -87,3 +87,14 @@ def test_sums_of_few_columns_are_short_chains_for_any_number_of_rows(
 def _terms(path: Path, stage: str) -> int:
     sizes = [q.extent for q in path if q.name.startswith(f"{stage}.r")]
     return prod(e for e in sizes if isinstance(e, int))
+
+
+@pytest.mark.parametrize("columns", [0, 1])
+def test_sums_of_an_unknown_number_of_empty_rows(columns: int) -> None:
+    group = parse_group(f"""
+group k where n: 2..
+  in x: f32[n,{columns}]
+  out y: f32[1]
+  y[y.i0] add= x[y.r0,y.r1] for y.i0 in 1, y.r0 in n, y.r1 in {columns} from 0.0
+""")
+    Judge(group, [{"n": 5}]).nest(default_schedule(group, SMALL)[1])
