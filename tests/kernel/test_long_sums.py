@@ -165,3 +165,14 @@ def test_sums_of_unknown_length_are_added_up_in_parts() -> None:
     judge = Judge(group, [{"n": 9, "k": 140}, {"n": 1, "k": 1}])
     judge.exact = False
     judge.nest(nest)
+
+
+@pytest.mark.parametrize("columns", [0, 1])
+def test_sums_of_an_unknown_number_of_empty_rows(columns: int) -> None:
+    group = parse_group(f"""
+group k where n: 2..
+  in x: f32[n,{columns}]
+  out y: f32[1]
+  y[y.i0] add= x[y.r0,y.r1] for y.i0 in 1, y.r0 in n, y.r1 in {columns} from 0.0
+""")
+    Judge(group, [{"n": 5}]).nest(default_schedule(group, SMALL)[1])

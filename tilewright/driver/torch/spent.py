@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tilewright.capture.torch.captured import Captured
 from tilewright.driver.torch.tensors import label
 from tilewright.graph.memory import ALIGNMENT
+from tilewright.ir.extremes import guess
 
 LEAST = 1 << 20  # bytes of all of them that are worth it
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -57,7 +58,7 @@ def spent_inputs(captured: Captured, arguments: Sequence[int]) -> tuple[int, ...
     """The inputs of the one segment that are these arguments. None of few bytes: to look whether
     somebody needs them takes longer than memory of its own for what would lie there."""
     every = (captured.arguments[k] for k in arguments)
-    sizes = (prod(map(int, a.shape)) * (a.dtype.bits // 8 if a.dtype else 1) for a in every)
+    sizes = (prod(map(guess, a.shape)) * (a.dtype.bits // 8 if a.dtype else 1) for a in every)
     if sum(sizes) < LEAST:
         return ()
     slots = {captured.arguments[k].slot for k in arguments}

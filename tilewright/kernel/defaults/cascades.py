@@ -198,7 +198,8 @@ class _Unknown:
         bounds = {p.name: D.bounds(p.extent)[1] for p in s.path(self.stage)}
         unknown = {p.name for p in s.path(self.stage) if _unknown(s, p)}
         *others, last = [x for x in self.red if x in unknown]
-        known = ROWS ** len(others) * prod(int(bounds[x]) for x in self.red if x not in unknown)
+        sizes = (max(1, int(bounds[x])) for x in self.red if x not in unknown)
+        known = ROWS ** len(others) * prod(sizes)
         for x in others:
             s.do(Split(x, ROWS))
         lanes = self.lanes if last == self.red[-1] else 1
