@@ -6,7 +6,7 @@ programs are captured it goes to an operator of the same meaning instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -104,9 +104,10 @@ def grouped_mm(
     return torch.ops.tilewright.grouped_mm(a, b, offs)
 
 
-def _is_unknown(operands: Sequence[Any]) -> bool:
+def _is_unknown(operands: Sequence[Any], named: Mapping[str, Any]) -> bool:
     """Are these floats that torch's rule of shapes refuses?"""
-    kinds = [getattr(x.realize(), "dtype", None) for x in operands[:2]]
+    matrices = [*operands, *named.values()][:2]
+    kinds = [getattr(x.realize(), "dtype", None) for x in matrices]
     return any(kind in (torch.float32, torch.float16) for kind in kinds)
 
 

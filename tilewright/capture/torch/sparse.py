@@ -7,7 +7,7 @@ is an object of three plain tensors instead, and products with it are one operat
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -222,9 +222,9 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _is_sparse(operands: Sequence[Any]) -> bool:
+def _is_sparse(operands: Sequence[Any], named: Mapping[str, Any]) -> bool:
     """Is one of them such a matrix, as Dynamo knows it?"""
-    values = [getattr(x.realize(), "value", None) for x in operands]
+    values = [getattr(x.realize(), "value", None) for x in (*operands, *named.values())]
     return any(isinstance(x, SparseMatrix) for x in values)
 
 
