@@ -176,3 +176,17 @@ group k where n: 2..
   y[y.i0] add= x[y.r0,y.r1] for y.i0 in 1, y.r0 in n, y.r1 in {columns} from 0.0
 """)
     Judge(group, [{"n": 5}]).nest(default_schedule(group, SMALL)[1])
+
+
+def test_a_sum_of_an_unknown_number_that_is_one_piece_is_not_cut() -> None:
+    """Cut in pieces as long as itself, it would be cut again and again."""
+    group = parse_group("""
+group k where n: 2..512, m: 1..64
+  in x: f32[m,n]
+  out y: f32[m]
+  y[y.i0] add= exp(x[y.i0,y.r0]) for y.i0 in m, y.r0 in n from 0.0
+""")
+    for name in ("x86-64-v4", "x86-64-v3", "arm64"):
+        _, nest = default_schedule(group, get(name))
+        assert len({s.stage for s, _ in walk(nest.body) if isinstance(s, Store)}) <= 3
+    Judge(group, [{"n": 300, "m": 2}]).nest(nest)

@@ -83,7 +83,7 @@ def test_text_of_a_scan_is_linear() -> None:
         program, values, _ = recurrence(n)
         return lines_of(lambda: run_graph(program, values))
 
-    assert lines(32) < 2.6 * lines(16)
+    assert lines(64) < 2.6 * lines(32)
 
 
 def test_many_operands_of_one_concatenation() -> None:

@@ -203,7 +203,10 @@ class _Unknown:
         for x in others:
             s.do(Split(x, ROWS))
         lanes = self.lanes if last == self.red[-1] else 1
-        s.do(Split(last, max(1, CHAIN * self.lanes // known // lanes) * lanes))
+        piece = max(1, CHAIN * self.lanes // known // lanes) * lanes
+        if not others and bounds[last] <= piece:
+            raise Refused(f"{last} is one piece")
+        s.do(Split(last, piece))
         return [f"{x}.0" for x in (*others, last)]
 
 
