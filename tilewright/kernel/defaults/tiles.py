@@ -94,8 +94,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, t.col, width))
     if not padded and isinstance(en, int):
         width = min(width, en)
-    usual = CHAIN if isinstance(em, int) else ANY_CHAIN
-    chain = t.choices.chain or (SHORT_CHAIN if few else usual)
+    chain = t.choices.chain or (SHORT_CHAIN if few else _usual_chain(s, t))
     if isinstance(en, int) and en < t.lanes:
         chain = min(chain, _narrow_chain(s, a))
     chain = min(chain, t.chain or chain)
@@ -331,8 +330,18 @@ SHORT_CHAIN = 64
 # Rows of an unknown number may be few, and have to be right; where they are many, a part of
 # the sum has to be long enough to hide that it is put together with the others.
 ANY_CHAIN = 128
+PIXELS = 16
 NARROW = 32
 SHORTEST = 16  # parts of fewer terms are not worth adding up
+
+
+def _usual_chain(s: Scheduler, t: Tile) -> int:
+    """Pixels are many: their products add up several axes (a convolution), or have some dozen
+    matrices side by side (its tiles)."""
+    others = [s.loops(x)[0].extent for k, x in enumerate(t.names) if k not in (t.row, t.col)]
+    pixels = len(s.reduced(t.acc)) > 1 or prod(e for e in others if isinstance(e, int)) >= PIXELS
+    known = isinstance(s.loops(t.names[t.row])[0].extent, int)
+    return CHAIN if known or pixels else ANY_CHAIN
 
 
 def _narrow_chain(s: Scheduler, a: str) -> int:
