@@ -338,10 +338,12 @@ SHORTEST = 16  # parts of fewer terms are not worth adding up
 def _usual_chain(s: Scheduler, t: Tile) -> int:
     """Pixels are many: their products add up several axes (a convolution), or have some dozen
     matrices side by side (its tiles)."""
-    others = [s.loops(x)[0].extent for k, x in enumerate(t.names) if k not in (t.row, t.col)]
-    pixels = len(s.reduced(t.acc)) > 1 or prod(e for e in others if isinstance(e, int)) >= PIXELS
-    known = isinstance(s.loops(t.names[t.row])[0].extent, int)
-    return CHAIN if known or pixels else ANY_CHAIN
+    if isinstance(s.loops(t.names[t.row])[0].extent, int) or len(s.reduced(t.acc)) > 1:
+        return CHAIN
+    others = [x for k, x in enumerate(t.names) if k not in (t.row, t.col)]
+    sizes = [p.extent for x in others for p in s.loops(x)[:1]]
+    pixels = prod(e for e in sizes if isinstance(e, int)) >= PIXELS
+    return CHAIN if pixels else ANY_CHAIN
 
 
 def _narrow_chain(s: Scheduler, a: str) -> int:
