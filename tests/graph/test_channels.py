@@ -102,7 +102,7 @@ def test_pooling_and_means_follow() -> None:
 
 def test_matrix_products_stay_as_they_are() -> None:
     """Attention over what a convolution gives: axes of heads and rows are no channels."""
-    a = conv(arg("x", 2, 4, 6, 6), weight("w", 4, 4, 1, 1))
+    a = conv(arg("x", 2, 4, 6, 6), weight("w", 4, 4, 3, 3), padding=1)
     y = build.matmul(build.relu(a), arg("b", 2, 4, 6, 5))
     before, after = turned(y)
     same(before, after)
@@ -185,3 +185,56 @@ def test_one_of_several_results_is_an_image() -> None:
     x = arg("x", 1, 8, 6, 6)
     before, after = turned(build.relu(item(build.cummax(x, 2), 0)))
     same(before, after)
+
+
+def test_filters_of_single_pixels_alone_are_products() -> None:
+    """Of images as they lie: nothing is turned, pixels are columns, also of what is fused."""
+    x, w, v = arg("x", 2, 6, 5, 7), weight("w", 8, 6, 1, 1), weight("v", 3, 6, 1, 1)
+    a = build.relu(build.add(conv(x, w), weight("b", 8, 1, 1)))
+    b = build.add(conv(x, v), arg("row", 2, 1, 1, 7))
+    before, after = turned(a, b, build.sum(a, (2, 3), True))
+    same(before, after)
+    assert count(after, "matmul") == 2 and count(after, "conv_valid") == 0
+    assert count(after, "permute") == count(after, "arranged") == count(after, "relayout") == 0
+    (relu,) = (n for n in after.nodes() if n.op.name == "relu")
+    assert relu.shape == (2, 8, 35)
+
+
+def test_images_between_many_filters_of_single_pixels_have_channels_last() -> None:
+    """Two copies at the edges cost less than one for each product."""
+    a = build.relu(conv(arg("x", 2, 6, 5, 7), weight("w", 8, 6, 1, 1)))
+    before, after = turned(conv(a, weight("v", 3, 8, 1, 1)))
+    same(before, after)
+    assert count(after, "matmul") == 0 and count(after, "arranged") == 2
+
+
+@pytest.mark.parametrize("rank", [3, 5])
+def test_pixels_of_any_number_of_axes_are_columns(rank: int) -> None:
+    shape = (2, 4, 30, 3, 2)[:rank]
+    before, after = turned(conv(arg("x", *shape), weight("w", 5, 4, *[1] * (rank - 2))))
+    same(before, after)
+    assert count(after, "matmul") == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"stride": 2}, {"padding": 1}, {"groups": 2}, {"pixels": 3}, {"last": True}]
+)
+def test_other_filters_of_single_pixels_have_channels_last(changes: dict[str, int]) -> None:
+    """Strides, padding, groups, too few pixels for vectors, images that come so already."""
+    given = {"stride": 1, "padding": 0, "groups": 1, "pixels": 6, "last": False} | changes
+    size = given["pixels"]
+    last = build.permute(arg("x", 2, size, size, 4), (0, 3, 1, 2))
+    x = last if given["last"] else arg("x", 2, 4, size, size)
+    w = weight("w", 6, 4 // given["groups"], 1, 1)
+    before, after = turned(conv(x, w, given["stride"], given["padding"], given["groups"]))
+    same(before, after)
+    # (The zeros around stand in an operator of their own: the filter itself is one of pixels.)
+    assert (count(after, "matmul") == 0) == (not given["padding"])
+    assert (count(after, "arranged") == 0) == bool(given["padding"])
+
+
+def test_a_larger_window_turns_the_pixels_around_it() -> None:
+    a = conv(arg("x", 1, 4, 8, 8), weight("u", 8, 4, 1, 1))
+    before, after = turned(conv(build.relu(a), weight("w", 4, 8, 3, 3)))
+    same(before, after)
+    assert count(after, "matmul") == 0 and count(after, "arranged") == 2

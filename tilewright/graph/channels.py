@@ -4,17 +4,19 @@ Vectors run along channels: with a pixel's channels adjacent in memory, whole ve
 contraction reads, adds up and stores. The order spreads from convolutions through everything that
 does not mix axes (maps, padding, pooling, resizing, normalisation); conversions stand at the edges.
 It spreads, too, from where pixels are gathered out of an image that lies so already: vectors along
-pixels would collect it element by element.
+pixels would collect it element by element. Images around filters of single pixels alone stay as
+they are: those are products of matrices (`pixel_products.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.base.events import Log
 from tilewright.graph.classify import Facts, contraction, facts
 from tilewright.graph.decompose import Decompose
+from tilewright.graph.pixel_products import FlatPixels, needs_no_turning
 from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.expr import Load, Reduce, Tensor, Value
@@ -47,18 +49,20 @@ class ChannelsLast(Pass, needs=("Decompose",), rounds=True, regions=True):
     )
 
     def apply(self, program: Graph, log: Log) -> Graph:
-        last = _spread(program, self.dtypes)
-        if not last:
-            return program
-        count = sum(facts(n).kind == "contract" for n in last)
-        log.add("layout", f"{len(last)} values with channels last around {count} convolutions")
-        return _Rewriting(last).run(program)
+        last, plain = _spread(program, self.dtypes)
+        if plain:
+            count = sum(facts(n).kind == "contract" for n in plain)
+            log.add("layout", f"{count} convolutions of single pixels as products")
+        if last:
+            count = sum(facts(n).kind == "contract" for n in last)
+            log.add("layout", f"{len(last)} values with channels last around {count} convolutions")
+        return _Rewriting(last, plain).run(program) if last or plain else program
 
 
 def stored_last(program: Graph, target: Target) -> tuple[bool, ...]:
     """Which outputs the pass would store with channels last, if nothing were said of them."""
     made = Decompose().on(target).apply(program, Log())
-    last = _spread(made, ChannelsLast().on(target).dtypes)
+    last, _ = _spread(made, ChannelsLast().on(target).dtypes)
     return tuple(o in last for o in made.outputs)
 
 
@@ -66,28 +70,41 @@ def order_of(rank: int) -> Order:
     return (0, *range(2, rank), 1)
 
 
-def _spread(graph: Graph, dtypes: tuple[str, ...] | None) -> set[Node]:
-    """Values to be stored with channels last."""
+def _spread(graph: Graph, dtypes: tuple[str, ...] | None) -> tuple[set[Node], set[Node]]:
+    """Values to be stored with channels last; and others around convolutions that need not be."""
     nodes = graph.nodes()
-    stack = [n for n in nodes if _is_seed(n) and _keeps_apart(n)]
+    seeds = [n for n in nodes if _is_seed(n) and _keeps_apart(n)]
     if dtypes is None:
-        stack += [n for n in nodes if _gathers_pixels(n) and _keeps_apart(n)]
+        seeds += [n for n in nodes if _gathers_pixels(n) and _keeps_apart(n)]
     else:
-        stack += [n for n in nodes if _has_filters(n) and _keeps_apart(n)]
-        stack = [n for n in stack if n.inputs[0].dtype.name in dtypes]
-    last: set[Node] = set()
-    if not stack:
-        return last
+        seeds += [n for n in nodes if _has_filters(n) and _keeps_apart(n)]
+        seeds = [n for n in seeds if n.inputs[0].dtype.name in dtypes]
+    last, plain = set[Node](), set[Node]()
+    if not seeds:
+        return last, plain
     users, fit = graph.users(), {n for n in nodes if _keeps_apart(n)}
+    order = {r: order_of(r) for r in {n.rank for n in seeds}}
+    for seed in seeds:
+        if seed in last or seed in plain:
+            continue
+        found = _around(seed, users, fit)
+        stays = dtypes is None and needs_no_turning(found, users, graph.outputs, order[seed.rank])
+        (plain if stays else last).update(found)
+    return last, plain
+
+
+def _around(seed: Node, users: Mapping[Node, Sequence[Node]], fit: set[Node]) -> set[Node]:
+    """All values that the order spreads to from one."""
+    stack, found = [seed], set[Node]()
     while stack:
         n = stack.pop()
-        if n in last:
+        if n in found:
             continue
-        last.add(n)
+        found.add(n)
         around = [x for x in n.inputs if x in fit and x.rank == n.rank and _is_image(n, x)]
         around += [u for u in users[n] if u in fit and u.rank == n.rank and _is_image(u, n)]
-        stack += [x for x in around if x not in last]
-    return last
+        stack += [x for x in around if x not in found]
+    return found
 
 
 def _is_seed(n: Node) -> bool:
@@ -214,8 +231,9 @@ def _is_image(n: Node, x: Node) -> bool:
 
 
 class _Rewriting:
-    def __init__(self, last: set[Node]) -> None:
-        self.last = last
+    def __init__(self, last: set[Node], plain: set[Node]) -> None:
+        self.last, self.around = last, plain
+        self.pixels = FlatPixels()
         self.stored: dict[Node, Node] = {}  # with channels last
         self.plain: dict[Node, Node] = {}
 
@@ -233,7 +251,10 @@ class _Rewriting:
             else:
                 ins = tuple(self.as_it_was(x) for x in n.inputs)
                 same = all(a is b for a, b in zip(ins, n.inputs, strict=True))
-                moved[n] = self.plain[n] = n if same else node(n.op, *ins)
+                if n in self.around and self.pixels.add(n, ins):
+                    moved[n] = self.plain[n] = self.pixels.back(n)
+                else:
+                    moved[n] = self.plain[n] = n if same else node(n.op, *ins)
         return graph.with_outputs((self.as_it_was(o) for o in graph.outputs), moved)
 
     def as_it_was(self, n: Node) -> Node:
