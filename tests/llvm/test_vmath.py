@@ -6,6 +6,7 @@ float64 is compared with mpmath, float32 (many more points) with the float64 fun
 import ctypes
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -27,6 +28,7 @@ TYPES = {"f32": np.float32, "f64": np.float64}
 BITS = {"f32": np.uint32, "f64": np.uint64}
 LLVM = {"f32": "float", "f64": "double"}
 NAMES = sorted(vmath.names())
+LENGTHS = (1, 4, 7)
 
 Arguments = tuple[np.ndarray, ...]
 Number = Any  # mpmath's numbers have no static type
@@ -92,6 +94,13 @@ class Compiled:
         pointers = [a.ctypes.data for a in (arrays[0], arrays[-1], out)]
         signature(address)(*pointers, len(out))
         return out[:count]
+
+
+@cache
+def compiled(name: str, fma: bool) -> Compiled:
+    """The function as most tests want it. They share it: compiling takes longer than they do."""
+    lengths = LENGTHS if fma else (4,)
+    return Compiled(name, [(elem, lanes) for elem in TYPES for lanes in lengths], fma)
 
 
 def optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
@@ -274,7 +283,7 @@ def assert_within(bound: float, errors: np.ndarray, arguments: Arguments, what: 
 @pytest.mark.parametrize(("name", "fma"), crossed(NAMES, [True, False], 2))
 def test_accuracy(name: str, fma: bool) -> None:
     rng = np.random.default_rng(SEED)
-    f = Compiled(name, [("f64", 4), ("f32", 4)], fma)
+    f = compiled(name, fma)
     bound = vmath.ERROR_BOUNDS[name] + (0 if fma or name == "fmod" else 1)
 
     arguments = samples(name, "f64", 150, rng)
@@ -295,12 +304,11 @@ def test_accuracy(name: str, fma: bool) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_length_gives_the_same_bits(name: str) -> None:
     rng = np.random.default_rng(SEED)
-    lengths = (1, 4, 7)
-    f = Compiled(name, [(elem, lanes) for elem in TYPES for lanes in lengths], True)
+    f = compiled(name, True)
     for elem in TYPES:
         arguments = tuple(any_bits(rng, elem, 500) for _ in range(vmath.arity(name)))
         arguments = tuple(np.concatenate([a, rng.uniform(-9, 9, 501)]) for a in arguments)
-        scalar, *others = (f(elem, lanes, arguments) for lanes in lengths)
+        scalar, *others = (f(elem, lanes, arguments) for lanes in LENGTHS)
         for other in others:
             np.testing.assert_array_equal(scalar, other)
 
@@ -309,7 +317,7 @@ def test_every_length_gives_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("fma", [True, False], ids=["fma", "nofma"])
 def test_arguments_nearest_to_multiples_of_half_pi(name: str, fma: bool) -> None:
     """Where the most cancels: best rational approximations of pi/2, and the worst float64 known."""
-    f = Compiled(name, [("f64", 4)], fma)
+    f = compiled(name, fma)
     hard = [6381956970095103.0 * 2.0**797, 1e300, 2.0**1023, 1e6, 1000000.5, 999999.5, 1e22]
     with mp.workprec(2400):
         for exponent in range(0, 1023, 3):
@@ -327,7 +335,7 @@ def test_negative_arguments_to_the_ulp_of_the_largest_term(name: str) -> None:
     x = -np.concatenate(
         [rng.uniform(0, 20, 200), np.exp2(rng.uniform(-1000, 9, 100)), [0.5, 1.5, 99.5]]
     )
-    got = Compiled(name, [("f64", 4)], True)("f64", 4, (x,))
+    got = compiled(name, True)("f64", 4, (x,))
     errors = []
     with mp.workprec(300):
         for value, g in zip(x, got, strict=True):
@@ -345,7 +353,7 @@ def test_negative_arguments_to_the_ulp_of_the_largest_term(name: str) -> None:
 
 
 def test_subnormal_results_of_exp() -> None:
-    f = Compiled("exp", [("f64", 4), ("f32", 4)], True)
+    f = compiled("exp", True)
     arguments = (np.linspace(-746, -708, 301),)
     errors = ulps(f("f64", 4, arguments), reference("exp", arguments))
     assert_within(1.0, errors, arguments, "exp f64")
@@ -482,7 +490,7 @@ def test_special_values(name: str, fma: bool) -> None:
     table = [*SPECIALS[name]]
     if vmath.arity(name) == 1:
         table.append(((NAN,), NAN))
-    f = Compiled(name, [("f32", 4), ("f64", 4)], fma)
+    f = compiled(name, fma)
     for elem, dtype in TYPES.items():
         with np.errstate(over="ignore"):
             columns = tuple(np.array(column, dtype) for column in zip(*[a for a, _ in table]))
@@ -502,12 +510,8 @@ def test_special_values(name: str, fma: bool) -> None:
 def test_integral_powers_and_logarithms_are_exact() -> None:
     exponents = np.arange(-1074, 1024).astype(np.float64)
     powers = np.ldexp(1.0, exponents.astype(int))
-    np.testing.assert_array_equal(
-        Compiled("log2", [("f64", 4)], True)("f64", 4, (powers,)), exponents
-    )
-    np.testing.assert_array_equal(
-        Compiled("exp2", [("f64", 4)], True)("f64", 4, (exponents,)), powers
-    )
+    np.testing.assert_array_equal(compiled("log2", True)("f64", 4, (powers,)), exponents)
+    np.testing.assert_array_equal(compiled("exp2", True)("f64", 4, (exponents,)), powers)
 
 
 # --- the interface ------------------------------------------------------------------------------
