@@ -30,11 +30,13 @@ from tilewright.base.untraced import keep_untraced
 from tilewright.capture.torch.captured import Captured, HostCall
 from tilewright.capture.torch.context import RANDOM_IN_EAGER
 from tilewright.capture.torch.decompositions import decompositions
+from tilewright.capture.torch.joined_steps import join_steps
 from tilewright.capture.torch.masks import masks_in_order
 from tilewright.capture.torch.partition import Partition, Told
 from tilewright.capture.torch.places import place_in_frames, place_of
 from tilewright.capture.torch.plain import plain_graph, weight_positions
 from tilewright.capture.torch.rolled import rolled
+from tilewright.capture.torch.traced_loops import loops_traced
 from tilewright.capture.torch.translate import translate
 from tilewright.capture.torch.undivided import undivided
 from tilewright.driver.program.interpreted import InterpretedProgram
@@ -117,9 +119,13 @@ class Session:
     def _as_scans(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any] | None:
-        """A graph with long chains of equal steps; None where there are none, or where they have no
-        native form as a whole."""
-        scans = rolled(gm)
+        """A graph with long chains of equal steps, or with scans for those that Dynamo did not
+        trace; None where there are none, or where they have no native form as a whole."""
+        loops = loops_traced()
+        traced_once = loops is not None and loops.scans > 0
+        if traced_once:
+            join_steps(gm)
+        scans = rolled(gm) or (gm if traced_once else None)
         if scans is None:
             return None
         before = len(self.units)
@@ -131,9 +137,14 @@ class Session:
             calls = [c for u in self.units[before:] for c in u.captured.host_calls]
             why = next((c.why for c in calls if "scan" in c.operator), "")
             if not why:
+                for said, where in loops.told if loops is not None else ():
+                    self.log.add("loops", said, where=where)
                 return made
         del self.units[before:]
         self.log.add("loops", f"equal steps stay written out: {why}")
+        if loops is not None and traced_once:  # Dynamo has to trace all of them
+            loops.refuse()
+            raise Unsupported(f"scans have no native form: {why}")
         return None
 
     def _plain(self, gm: torch.fx.GraphModule) -> Callable[..., Any] | None:
