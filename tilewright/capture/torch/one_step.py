@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -247,15 +247,21 @@ class OneStep:
 
     # ---- values behind the steps
 
-    def _stacked(self, n: Node, made: Node) -> tuple[Node, torch.Tensor]:
-        """The results of all steps, as Dynamo's variables are made of them."""
-        value = value_of(n)
+    def _stacked(self, n: Node, made: Node) -> tuple[Node, Sequence[torch.Tensor]]:
+        """The results of all steps, and each of them as Dynamo's variables are made of them."""
+        value, count = value_of(n), self.count
         with self.tx.output.fake_mode:
-            shape = (self.count, *value.shape)
+            shape = (count, *value.shape)
             whole = torch.empty(shape, dtype=value.dtype, device=value.device)
-            whole = whole.requires_grad_().clone() if value.requires_grad else whole
-        made.meta["example_value"] = whole
-        return made, whole
+            if not value.requires_grad:  # one call, of which each result costs less than a call
+                made.meta["example_value"] = whole
+                return made, whole.unbind()
+            whole = whole.requires_grad_().clone()
+            made.meta["example_value"] = whole
+            if value.dim() == 0:
+                return made, [whole[k] for k in range(count)]
+            # Unlike others, what this gives may be changed in place.
+            return made, torch.unsafe_split(whole.flatten(0, 1), value.shape[0], 0)
 
     def _at(self, x: Any, k: int) -> Any:
         """What a variable of the step is in step k."""
@@ -278,9 +284,8 @@ class OneStep:
     def _item(self, n: Node, k: int) -> Any:
         tracer = self.tx.output.current_tracer
         if n in self.stacks:
-            whole, value = self.stacks[n]
-            with self.tx.output.fake_mode:
-                value = value[k]
+            whole, values = self.stacks[n]
+            value = values[k]
             made = tracer.create_node("call_function", operator.getitem, (whole, k), {})
         else:
             made, value = self.ends[n], value_of(n)
