@@ -11,6 +11,7 @@ import torch
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lists import ListVariable, TupleVariable
+from torch._dynamo.variables.misc import CellVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx import Node, Proxy
 
@@ -31,6 +32,12 @@ class _Growing(ListVariable):
     @property
     def items(self) -> Any:
         raise self.numbers.refuse("a step reads a list that steps append to")
+
+    def is_python_constant(self) -> bool:
+        return False
+
+    def as_python_constant(self) -> Any:
+        raise NotImplementedError("steps append to this list")
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name != "append" or len(args) != 1 or kwargs:
@@ -58,6 +65,8 @@ class OneStep:
         tx, head = self.tx, self.tx.indexof[self.inst]
         body = tx.instructions[head + 1 : tx.indexof[self.inst.target]]
         self._require_names(body)
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise Unfit("autocast is on")
         self.nodes = set(tx.output.current_tracer.graph.nodes)
         names = sorted(self.plan.tensors & tx.symbolic_locals.keys())
         self.given = {x: tx.symbolic_locals[x].realize() for x in names}
@@ -65,7 +74,7 @@ class OneStep:
             tx.symbolic_locals[name] = self._carried(name, self.given[name])
         for name in self.plan.varying:  # they are read by no step before it sets them
             tx.symbolic_locals.pop(name, None)
-        lists = [tx.symbolic_locals[x].realize() for x in sorted(self.plan.growing)]
+        lists = [list_in(tx, tx.symbolic_locals[x]) for x in sorted(self.plan.growing)]
         state = State(tx)
         self.before = dict(tx.symbolic_locals)
         depth = len(tx.stack)
@@ -107,9 +116,7 @@ class OneStep:
         needs = name in self.plan.gradients and torch.is_grad_enabled()
         made = output.create_proxy("call_function", torch.clone, (x.as_proxy(),), {})
         with output.fake_mode:
-            stands = torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=value.device
-            )
+            stands = torch.empty(value.shape, dtype=value.dtype, device=value.device)
             floats = stands.is_floating_point() or stands.is_complex()
             if (needs or value.requires_grad) and floats:
                 stands = stands.requires_grad_().clone()
@@ -171,12 +178,11 @@ class OneStep:
         self.iterator.len -= self.count
 
     def _live(self) -> set[str]:
-        """Local variables that are read behind these steps."""
-        tx, index = self.tx, self.tx.indexof
-        live = read_after(tx.instructions, index[self.inst.target])
-        if self.iterator.len > self.count:
-            live |= read_after(tx.instructions, index[self.inst] + 1)
-        return live
+        """Local variables that are read behind these steps: by the next one, if there is one."""
+        index = self.tx.indexof
+        left = self.iterator.len > self.count
+        start = index[self.inst] + 1 if left else index[self.inst.target]
+        return read_after(self.tx.instructions, start)
 
     def _after(self, live: set[str]) -> dict[str, Any]:
         """Local variables that a step changes, with what they are after it."""
@@ -208,9 +214,10 @@ class OneStep:
     def _require_alike(self) -> None:
         for n, x in self.results.items():
             a, b = value_of(n), value_of(x.as_proxy().node)
-            if not b.is_contiguous():
-                raise Unfit("a carried tensor is not contiguous")
-            if (a.dtype, a.device, a.shape, a.stride()) != (b.dtype, b.device, b.shape, b.stride()):
+            first = value_of(self.first[n].as_proxy().node)
+            if not (_is_copied_in_order(first) and _is_copied_in_order(b)):
+                raise Unfit("a carried tensor has its axes in another order")
+            if (a.dtype, a.device, a.shape) != (b.dtype, b.device, b.shape):
                 raise Unfit("a carried tensor changes its kind", first=True)
             if b.requires_grad and not a.requires_grad:
                 raise Unfit("a carried tensor begins to need a gradient", first=True)
@@ -292,6 +299,12 @@ class OneStep:
         return wrap_fx_proxy(self.tx, Proxy(made, tracer), example_value=value)
 
 
+def _is_copied_in_order(x: torch.Tensor) -> bool:
+    """Are copies of it contiguous, and what is computed of it?"""
+    with x.fake_mode:
+        return torch.empty_like(x).is_contiguous()
+
+
 def _is_one_constant(x: Any, y: Any) -> bool:
     known = isinstance(x, ConstantVariable) and isinstance(y, ConstantVariable)
     return known and type(x.value) is type(y.value) and x.value == y.value
@@ -317,6 +330,17 @@ def _leaves(x: Any) -> Iterator[Any]:
             yield from _leaves(y)
     elif type(x) is TensorVariable:
         yield x
+
+
+def list_in(tx: Any, x: Any) -> Any:
+    """The list that a variable is, or that it has for functions inside this one; else None."""
+    x = x.unwrap()
+    if isinstance(x, CellVariable):
+        try:
+            x = tx.output.side_effects.load_cell(x).unwrap()
+        except Exception:  # nothing is in it yet
+            return None
+    return x if type(x) is ListVariable else None
 
 
 def _sets(n: Node) -> bool:

@@ -44,7 +44,7 @@ def number_of_step(number: int) -> int:
 
 # What Dynamo asks of any variable, and what says nothing that differs from step to step.
 _ALLOWED = {
-    *("clone", "realize", "unwrap", "is_realized", "is_tensor", "is_python_constant"),
+    *("clone", "realize", "unwrap", "is_realized", "is_tensor"),
     *("is_constant_none", "set_name_hint", "set_source_location", "is_mutable", "is_immutable"),
     *("get_handler_type_for_dispatch", "visit", "build", "debug_repr", "maybe_fx_node"),
     *("is_strict_mode", "next_variable"),
@@ -89,6 +89,14 @@ class StepNumber(_Refusing):
 
     def python_type(self) -> type:
         return int
+
+    def is_python_constant(self) -> bool:
+        return False
+
+    def is_constant_match(self, *values: Any) -> bool:
+        if any(isinstance(x, (int, float, complex)) for x in values):
+            raise self.numbers.refuse("the number of a step is compared")
+        return False
 
     def as_proxy(self) -> Proxy:
         """What stands for it among the operands of a call: what reads it is looked at later."""

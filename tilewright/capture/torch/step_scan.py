@@ -97,7 +97,7 @@ class Step:
             if made not in self.own:
                 raise Unfit("what a step sets is not computed by it")
             if not is_set_whole(n, s.source, others, read):
-                raise Unfit("a tensor is read and set by steps, or in another shape")
+                raise Unfit("a tensor is read and set by steps, or in another shape", first=True)
 
     def require_own(self, shown: Iterable[Node]) -> None:
         """What is seen of steps after the loop shares no memory with anything else."""

@@ -23,13 +23,12 @@ from typing import Any
 from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import UnspecializeRestartAnalysis
 from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.lists import ListVariable, RangeIteratorVariable, TupleVariable
+from torch._dynamo.variables.lists import RangeIteratorVariable, TupleVariable
 from torch._dynamo.variables.tensor import TensorVariable
-from torch._guards import CompileContext
 from torch.fx import Node
 
 from tilewright.base import knobs
-from tilewright.capture.torch.one_step import OneStep
+from tilewright.capture.torch.one_step import OneStep, list_in
 from tilewright.capture.torch.step_number import Unfit
 from tilewright.capture.torch.step_state import stored
 
@@ -77,6 +76,7 @@ class Loops:
 
     plans: dict[Key, Plan | None] = field(default_factory=dict)  # None: step by step
     told: list[tuple[str, str]] = field(default_factory=list)  # (what, where)
+    refusals: dict[Key, tuple[str, str]] = field(default_factory=dict)
     restarts: int = 0
     scans: int = 0  # in the graph that is traced now
     watched: dict[int, _Watched] = field(default_factory=dict)
@@ -84,13 +84,14 @@ class Loops:
     refused: bool = False  # the graph's scans, by what compiles it
 
     def begin(self) -> None:
+        """Nothing is kept of the trace before this one but what it found out."""
         self.watched.clear()
         self.told.clear()
-        self.scans, self.inside, self.refused = 0, False, False
+        self.scans, self.inside = 0, False
 
     def refuse(self) -> None:
         """The frame is traced again, all loops of it step by step."""
-        self.refused, self.restarts = True, RESTARTS
+        self.refused, self.restarts = True, RESTARTS  # this happens once
         self.plans.clear()
 
     def again(self, key: Key, plan: Plan | None) -> UnspecializeRestartAnalysis:
@@ -126,20 +127,24 @@ class Loops:
         self.inside = True
         begin, iterator = plan.first, tx.stack[-1].realize()
         count = iterator.len - plan.last
+        line = getattr(inst.positions, "lineno", None) or tx.f_code.co_firstlineno
+        where = f"{tx.f_code.co_filename}:{line}"
         try:
             step = OneStep(tx, inst, iterator, count, plan)
             step.trace()
             step.take_place()
-        except Unfit as problem:
-            raise self.again(key, _other_plan(plan, problem)) from None
-        except Exception:  # what a step alone would say is said when it is traced alone
-            raise self.again(key, None) from None
+        except Exception as problem:  # what a step says of itself, it says when it is traced alone
+            unfit = problem if isinstance(problem, Unfit) else None
+            other = None if unfit is None else _other_plan(plan, unfit)
+            why = unfit or str(problem).strip().split("\n")[0]
+            self.refusals[key] = f"steps of the loop are traced one by one: {why}", where
+            raise self.again(key, other) from None
         finally:
             self.inside = False
         self.scans += 1
-        line = getattr(inst.positions, "lineno", None) or tx.f_code.co_firstlineno
+        self.refusals.pop(key, None)
         said = f"steps {begin}…{begin + count - 1} of the loop became one scan, traced once"
-        self.told.append((said, f"{tx.f_code.co_filename}:{line}"))
+        self.told.append((said, where))
 
     def _watch(self, tx: Any, inst: Any, seen: _Watched) -> None:
         if seen.iterator.len <= SHORT and self._is_inside_another(tx, seen):
@@ -148,6 +153,8 @@ class Loops:
             return
         names = stored(_body(tx, inst)) | tx.symbolic_locals.keys()
         found = {x: _kind(tx.symbolic_locals[x]) for x in names & tx.symbolic_locals.keys()}
+        lists = {x: list_in(tx, tx.symbolic_locals[x]) for x in found}
+        found |= {x: ("list", id(v), len(v.items)) for x, v in lists.items() if v is not None}
         needing = frozenset(x for x in found if _needs_gradient(tx.symbolic_locals[x]))
         seen.arrivals.append(_Arrival(len(_calls(tx)), found, needing))
         if len(seen.arrivals) < 3:
@@ -192,11 +199,9 @@ def _kind(x: Any) -> Any:
     x = x.unwrap()
     if type(x) is TensorVariable:
         value = x.proxy.node.meta.get("example_value")
-        return ("tensor", value.dtype, value.device, str(value.shape), str(value.stride()))
+        return ("tensor", value.dtype, value.device, str(value.shape))
     if type(x) is TupleVariable:
         return ("tuple", *map(_kind, x.items))
-    if type(x) is ListVariable:
-        return ("list", id(x), len(x.items))
     if isinstance(x, ConstantVariable):
         return ("constant", type(x.value), x.value)
     return ("object", id(x))
@@ -266,7 +271,7 @@ def _piece(calls: list[Node]) -> Any:
 
 
 class _Now(threading.local):
-    compiles = ""
+    compiles: Any = None  # what Dynamo keeps while it traces one frame as often as it has to
     loops: Loops | None = None  # of the frame that this thread compiles
     tracing: Loops | None = None  # the same while it traces for our backend
 
@@ -275,19 +280,20 @@ _now = _Now()
 
 
 @contextmanager
-def one_step_for_all() -> Iterator[Loops | None]:
-    """Inside, steps of loops are traced once where that is the same."""
+def one_step_for_all(tx: Any) -> Iterator[Loops | None]:
+    """Inside, steps of loops of a frame are traced once where that is the same."""
     if not (knobs.one_step.get() and _is_known):
         yield None
         return
-    compiles = str(CompileContext.current_compile_id())
-    if _now.loops is None or _now.compiles != compiles:
-        _now.compiles, _now.loops = compiles, Loops()
-    before, _now.tracing = _now.tracing, _now.loops
-    _now.loops.begin()
+    if _now.loops is None or _now.compiles is not tx.speculation_log:
+        _now.compiles, _now.loops = tx.speculation_log, Loops()
+    before, loops = _now.tracing, _now.loops
+    _now.tracing = loops
+    loops.begin()
     try:
-        yield _now.loops
+        yield loops
     finally:
+        loops.begin()
         _now.tracing = before
 
 
@@ -306,6 +312,22 @@ def _begins_steps(theirs: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
+# What Python may ask of tensors and what need not be the same in all steps: carried ones may need a
+# gradient only after the first step, and lie in another order in memory before it.
+_ASKED = {"requires_grad", "is_leaf", "grad", "grad_fn", "retain_grad", "_version", "_base"}
+_ASKED |= {"is_contiguous", "stride", "storage_offset", "storage", "untyped_storage", "data_ptr"}
+
+
+def _not_in_steps(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        if _now.tracing is not None and _now.tracing.inside and name in _ASKED:
+            raise Unfit(f"a step asks for {name} of a tensor")
+        return theirs(self, tx, name)
+
+    return var_getattr
+
+
 def _hook() -> bool:
     """Whether Dynamo's parts are as they are expected; then it tells when a step begins."""
     names = ("InstructionTranslator", "InliningInstructionTranslator")
@@ -314,6 +336,7 @@ def _hook() -> bool:
     fields = all(hasattr(made, x) for x in ("start", "stop", "step", "len"))
     if not fields or not all(callable(c.dispatch_table[opcode]) for c in classes if c):
         return False
+    setattr(TensorVariable, "var_getattr", _not_in_steps(TensorVariable.var_getattr))  # noqa: B010
     for c in classes:
         if c is None:
             return False

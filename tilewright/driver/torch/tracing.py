@@ -72,7 +72,7 @@ def trace_for(is_ours: Callable[[Any], bool]) -> None:
         if not _last.ours:
             return run(self)
         asked = _ask_for_sizes(self.f_code, self.one_graph)
-        with recurrent_layers(), substitutes(), _data_sizes(asked), one_step_for_all() as loops:
+        with recurrent_layers(), substitutes(), _data_sizes(asked), one_step_for_all(self) as loops:
             try:
                 return run(self)
             except (RestartAnalysis, SkipFrame):
@@ -81,7 +81,8 @@ def trace_for(is_ours: Callable[[Any], bool]) -> None:
                 written_out = loops is not None and loops.refused
                 if not written_out and not (asked and has_data_sizes(self.output.shape_env)):
                     raise
-        if written_out:
+        if loops is not None and written_out:
+            loops.refused = False
             raise UnspecializeRestartAnalysis(restart_reason="steps of a loop")
         _as_the_user_says.add(self.f_code)
         raise UnspecializeRestartAnalysis(restart_reason="sizes that data decides")
