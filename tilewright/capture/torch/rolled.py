@@ -21,7 +21,7 @@ from torch.fx import Node
 from tilewright.capture.torch.equal_steps import Calls, Chain, chains_of, in_order
 from tilewright.capture.torch.first_states import first_states
 from tilewright.capture.torch.joined_steps import joined
-from tilewright.capture.torch.pure_calls import computed, is_set_whole
+from tilewright.capture.torch.pure_calls import computed, is_set_whole, storage_of
 from tilewright.capture.torch.slices import Slice, taken, value_of, viewed
 
 
@@ -34,7 +34,7 @@ def rolled(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     made: torch.fx.GraphModule | None = None
     while True:  # steps of a second loop may read results of the first, which are slices then
         calls = Calls(in_order(made or gm))
-        found = [c for c in chains_of(calls) if _is_pure(c) and _hands_on_tensors(c)]
+        found = [c for c in chains_of(calls) if _hands_on_tensors(c) and _is_pure(c)]
         if not found:
             return made
         made = _Writer(made or gm, calls, found).whole()
@@ -50,7 +50,17 @@ def _is_pure(chain: Chain) -> bool:
     found = computed([n for j, n in enumerate(chain.nodes(1)) if j not in chain.written])
     if found is None:
         return False
-    _, read = found
+    values, read = found
+    # What is seen of steps shares no memory with anything else: a scan copies it.
+    taken_up = {storage_of(x) for x in read}
+    last = chain.nodes(chain.count - 1)
+    ends = [at for at in chain.carried if not all(map(chain.has, last[at].users))]
+    for at in dict.fromkeys((*_read(chain), *ends)):
+        x = values.get(chain.nodes(1)[at])
+        if not isinstance(x, torch.Tensor) or storage_of(x) in taken_up:
+            return False
+        taken_up.add(storage_of(x))
+    read = [*read, *map(value_of, chain.carried.values())]
     for j, s in chain.written.items():
         others = [o.source for k, o in chain.written.items() if k != j]
         if not is_set_whole(chain.nodes(1)[j], s.source, others, read):
@@ -200,7 +210,7 @@ class _Writer:
         if n not in self.new:
             step, at = chain.place(n)
             last = self.last.get((chain.start, at)) if step == chain.count - 1 else None
-            if last is None:
+            if last is None or (chain.start, at) in self.stacked:
                 last = self._call(operator.getitem, self.stacked[chain.start, at], step)
                 last.meta = dict(n.meta)
             self.new[n] = last

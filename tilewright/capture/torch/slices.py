@@ -48,6 +48,14 @@ def value_of(n: Node) -> Any:
     return n.meta.get("example_value")
 
 
+def size_of(x: torch.Tensor, axis: int) -> int | None:
+    """A size, if it is known: also one that Dynamo made a symbol and knows by now."""
+    size = x.shape[axis]
+    if isinstance(size, torch.SymInt) and size.node.expr.is_number:
+        return int(size)
+    return size if type(size) is int else None
+
+
 def slice_of(source: Any, index: Any, moves: dict[int, int]) -> Slice | None:
     """The slice that an index takes of a value, of which numbers move: by their place among the
     operands, the value's being 0. None where it takes none, or of another kind."""

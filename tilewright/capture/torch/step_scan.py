@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from tilewright.capture.torch.first_states import first_states
 from tilewright.capture.torch.pure_calls import computed, is_set_whole, storage_of
-from tilewright.capture.torch.slices import Slice, slice_of, taken, value_of, viewed
+from tilewright.capture.torch.slices import Slice, size_of, slice_of, taken, value_of, viewed
 from tilewright.capture.torch.step_number import Numbers, Unfit
 
 STACKED = "results_of_all_steps"  # a key in the meta of a node
@@ -77,10 +77,11 @@ class Step:
         index = torch.fx.node.map_arg(given, self._number)
         s = slice_of(source, index, moves)
         value = value_of(source)
-        if s is None or type(value) is not FakeTensor or type(value.shape[s.axis]) is not int:
+        size = size_of(value, s.axis) if s is not None and type(value) is FakeTensor else None
+        if s is None or size is None:
             raise Unfit("the number of a step is a part of an index of another kind")
-        low, high = s.places(self.numbers.count, value.shape[s.axis])
-        if low < 0 or high > value.shape[s.axis]:
+        low, high = s.places(self.numbers.count, size)
+        if low < 0 or high > size:
             raise Unfit("slices of steps are not within a tensor")
         (self.slices if n.target is operator.getitem else self.written)[n] = s
 
@@ -174,8 +175,7 @@ class Step:
         for n, s in self.written.items():
             made_of: Any = n.args[2]
             values = call("flip", stacks[made_of], 0) if s.step < 0 else stacks[made_of]
-            size = value_of(s.source).shape[s.axis]
-            where = viewed(call, s.source, s, s.axis, count, size)
+            where = viewed(call, s.source, s, s.axis, count, self._size(s))
             call(operator.setitem, where, (slice(None), *s.rest), values)
         return stacks, dict(zip(carried, parts, strict=False))
 
@@ -186,9 +186,11 @@ class Step:
 
     def _whole(self, s: Slice) -> Node:
         """What a scan goes through to take such slices: along axis 0."""
-        size = value_of(s.source).shape[s.axis]
-        x = viewed(self._call, s.source, s, s.axis, self.numbers.count, size)
+        x = viewed(self._call, s.source, s, s.axis, self.numbers.count, self._size(s))
         return self._call("flip", x, 0) if s.step < 0 else x
+
+    def _size(self, s: Slice) -> int:
+        return size_of(value_of(s.source), s.axis) or 0
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         kind = "call_method" if isinstance(target, str) else "call_function"

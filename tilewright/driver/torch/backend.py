@@ -123,6 +123,8 @@ class Session:
         trace; None where there are none, or where they have no native form as a whole."""
         loops = loops_traced()
         traced_once = loops is not None and loops.scans > 0
+        for said, where in loops.refusals.values() if loops is not None else ():
+            self.log.add("loops", said, where=where)
         if traced_once:
             join_steps(gm)
         scans = rolled(gm) or (gm if traced_once else None)
