@@ -153,7 +153,37 @@ def late_item_of_many(x: Tensor, w: Tensor) -> Any:
     return h, torch.stack(out)
 
 
+def lists_views(x: Tensor, w: Tensor) -> Any:
+    """Slices in a list are parts of their tensor."""
+    x, h, out = x * 1, x.new_zeros(3, 4), []
+    for t in range(STEPS):
+        now = x[:, t]
+        h = torch.tanh(h @ w + now)
+        out.append(now)
+    out[3].add_(1)
+    return h, x
+
+
+def changed_afterwards(x: Tensor, w: Tensor) -> Any:
+    """The last state is one of the list."""
+    out = states(x, w)
+    out[-1].mul_(2)
+    return torch.stack(out), out[-1]
+
+
+def sets_what_it_began_with(x: Tensor, w: Tensor) -> Any:
+    out = x * 1
+    h = out[:, 0]
+    for t in range(STEPS):
+        out[:, t] = torch.sin(x[:, t])
+        h = torch.tanh(h @ w + x[:, t])
+    return h, out
+
+
 ROLLED = {
+    lists_views: 0,
+    changed_afterwards: 1,
+    sets_what_it_began_with: 0,
     stacked: 1,
     read_alone: 1,
     backwards: 1,

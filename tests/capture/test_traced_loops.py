@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+import tilewright as tw
 from tilewright.capture.torch import traced_loops
 from tilewright.capture.torch.joined_steps import join_steps
 from tilewright.driver.torch.backend import Session
@@ -675,10 +676,129 @@ def compare(got: Any, right: Any) -> None:
             assert (x.dtype, x.stride()) == (y.dtype, y.stride())
 
 
-@pytest.mark.parametrize("function", [*ONCE, *NEVER])
+# In every run: something of each kind. All others are slow together, not one by one.
+SOME = (
+    *(states, windows, last_step_differs, states_before, changed_afterwards, inside_functions),
+    *(at_seven, counts, reads_its_list, lists_views, attributes, reads_what_it_sets),
+)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(f, marks=() if f in SOME else pytest.mark.slow, id=f.__name__)
+        for f in (*ONCE, *NEVER)
+    ],
+)
 def test_steps_are_right(function: Callable[..., Any]) -> None:
     with torch.no_grad():
-        args = arguments()
-        got, session = captured(function, *args)
+        got, session = captured(function, *arguments())
         compare(got, function(*arguments()))
     assert session.scans == ONCE.get(function, 0), session.told
+
+
+def test_the_graph_does_not_grow_with_the_number_of_steps() -> None:
+    with torch.no_grad():
+        sizes = [captured(states, *arguments(n))[1].calls for n in (20, 50)]
+    assert sizes[0] == sizes[1] < 30
+
+
+def test_another_number_of_steps_is_another_program() -> None:
+    torch._dynamo.reset()
+    session = Capture()
+    fast = torch.compile(states, backend=session.backend)
+    with torch.no_grad():
+        for n in (40, 33, 40, 5):
+            compare(fast(*arguments(n)), states(*arguments(n)))
+    assert session.graphs == 3
+
+
+def test_an_error_in_a_late_step_is_raised() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        h = x.new_zeros(3, 4)
+        for t in range(STEPS):
+            if t == STEPS - 2:
+                raise ValueError(f"step {t}")
+            h = torch.tanh(h @ w + x[:, t])
+        return h
+
+    def too_short(x: Tensor, w: Tensor) -> Tensor:
+        h = x.new_zeros(3, 4)
+        for t in range(STEPS):
+            h = torch.tanh(h @ w + x[:, t])
+        return h
+
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="step 18"):
+            captured(function, *arguments())
+        with pytest.raises(Exception, match=r"out of bounds|out of range"):
+            captured(too_short, *arguments(STEPS - 1))
+
+
+def test_other_backends_trace_all_steps() -> None:
+    found: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        found.append(sum(n.target is torch.tanh for n in gm.graph.nodes))
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(states, backend=backend)(*arguments())
+    assert found == [STEPS]
+
+
+def results(f: Callable[..., Any], args: Sequence[Tensor]) -> list[Tensor]:
+    every = [v for v in pytree.tree_leaves(f(*args)) if isinstance(v, Tensor)]
+    total = sum(((v * v).sum() for v in every), torch.zeros(()))
+    return [*every, *torch.autograd.grad(total, args)]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [states, *(pytest.param(f, marks=pytest.mark.slow) for f in (gru, lstm, windows, two_before))],
+)
+def test_gradients(function: Callable[..., Any]) -> None:
+    fast = tw.compile(function)
+    ours = results(fast, [a.requires_grad_() for a in arguments()])
+    right = results(function, [a.requires_grad_() for a in arguments()])
+    for x, y in zip(ours, right, strict=True):
+        torch.testing.assert_close(x, y)
+    assert any("traced once" in e.message for e in fast.log.events)
+
+
+@pytest.mark.slow
+def test_any_number_of_rows() -> None:
+    fast = tw.compile(states, dynamic=True)
+    with torch.no_grad():
+        for rows in (3, 5):
+            x, w = arguments()
+            x = x[:1].repeat(rows, 1, 1)
+            compare(fast(x, w), states(x, w))
+    found = [e.kind for e in fast.log.events]
+    assert found.count("recompile") == 0
+
+
+@torch.library.custom_op("test_traced_loops::halved", mutates_args=())
+def halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+halved.register_fake(torch.empty_like)
+
+
+def test_steps_without_a_native_form_are_all_traced() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        h = x[:, 0]
+        for t in range(STEPS):
+            h = halved(x[:, t] + h @ w)
+        return h
+
+    args, session = arguments(), Session(TorchOptions())
+    torch._dynamo.reset()
+    with torch.no_grad():
+        ours = torch.compile(function, backend=session.backend)
+        torch.testing.assert_close(ours(*args), function(*args))
+    assert any("equal steps stay written out" in e.message for e in session.log.events)
+    assert not any("traced once" in e.message for e in session.log.events)
+    assert not any("scan" in c.operator for u in session.units for c in u.captured.host_calls)

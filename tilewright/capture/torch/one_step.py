@@ -15,7 +15,7 @@ from torch._dynamo.variables.misc import CellVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx import Node, Proxy
 
-from tilewright.capture.torch.slices import value_of
+from tilewright.capture.torch.slices import size_of, value_of
 from tilewright.capture.torch.step_number import Numbers, StepNumber, Unfit
 from tilewright.capture.torch.step_scan import Step
 from tilewright.capture.torch.step_state import State, read_after
@@ -263,7 +263,7 @@ class OneStep:
                 return made, whole.unbind()
             whole = whole.requires_grad_().clone()
             made.meta["example_value"] = whole
-            if value.dim() == 0:
+            if value.dim() == 0 or any(size_of(value, k) is None for k in range(value.dim())):
                 return made, [whole[k] for k in range(count)]
             # Unlike others, what this gives may be changed in place.
             return made, torch.unsafe_split(whole.flatten(0, 1), value.shape[0], 0)

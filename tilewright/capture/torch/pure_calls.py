@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -71,7 +72,7 @@ def computed(
     read = list(outside)
     watch = _Watch(read)
     try:
-        with torch.no_grad(), outside[0].fake_mode, watch:
+        with torch.no_grad(), outside[0].fake_mode, enable_python_dispatcher(), watch:
             for n in nodes:
                 args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), given)
                 if isinstance(n.target, str):

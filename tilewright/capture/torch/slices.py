@@ -29,11 +29,15 @@ class Slice:
         moves = self.index[self.at]
         return moves.stop - moves.start if isinstance(moves, slice) else None
 
+    @property
+    def first(self) -> int:
+        """Where the first one begins."""
+        moves = self.index[self.at]
+        return moves.start if isinstance(moves, slice) else moves
+
     def places(self, steps: int, size: int) -> tuple[int, int]:
         """(lowest position, the first one behind the highest)"""
-        moves = self.index[self.at]
-        first = moves.start if isinstance(moves, slice) else moves
-        first = first + size if first < 0 else first
+        first = self.first + size if self.first < 0 else self.first
         last = first + self.step * (steps - 1)
         return min(first, last), max(first, last) + (self.width or 1)
 

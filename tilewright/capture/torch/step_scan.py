@@ -77,11 +77,14 @@ class Step:
         index = torch.fx.node.map_arg(given, self._number)
         s = slice_of(source, index, moves)
         value = value_of(source)
-        size = size_of(value, s.axis) if s is not None and type(value) is FakeTensor else None
-        if s is None or size is None:
+        if s is None or type(value) is not FakeTensor:
             raise Unfit("the number of a step is a part of an index of another kind")
-        low, high = s.places(self.numbers.count, size)
-        if low < 0 or high > size:
+        # Of an unknown size torch assumes what each step alone would, that it is large enough.
+        size, first = size_of(value, s.axis), s.first
+        if size is None and first < 0:
+            raise Unfit("slices of steps are counted from an end that is not known")
+        low, high = s.places(self.numbers.count, size or 0)
+        if low < 0 or not bool(value.shape[s.axis] >= high):
             raise Unfit("slices of steps are not within a tensor")
         (self.slices if n.target is operator.getitem else self.written)[n] = s
 
