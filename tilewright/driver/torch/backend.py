@@ -193,17 +193,7 @@ class Session:
         return Partition(target, device, self.options.activation_memory, self._note_kept)
 
     def _note_kept(self, told: Told) -> None:
-        said = f"{told.kept} values of {_in_bytes(told.bytes)} are kept for the gradient"
-        if told.again:
-            took = f"{told.seconds * 1e3:.2g} ms" if told.seconds >= 1e-5 else "no time"
-            said += f", results of {len(told.again)} operators computed again (estimated: {took})"
-        if told.limit is not None:
-            said += f"; without a limit it would be {_in_bytes(told.usual)}"
-            if told.bytes > told.limit:
-                said += (
-                    f". The limit was {_in_bytes(told.limit)}: the rest cannot be computed again"
-                )
-        self.log.add("kept", said, bytes=told.bytes, usual=told.usual, again=told.again)
+        self.log.add("kept", told.said(), bytes=told.bytes, usual=told.usual, again=told.again)
 
     def unit(self, kind: str, gm: torch.fx.GraphModule) -> Callable[..., Any]:
         """The graph as native code; in eager, with a sentence, where it cannot be."""
@@ -474,10 +464,6 @@ def _frame(parameters: Sequence[str]) -> Frame:
     if root is None:
         return Frame({}, {}, parameters)
     return Frame(root.f_locals, root.f_globals, parameters)
-
-
-def _in_bytes(size: int) -> str:
-    return f"{size / 1e6:.3g} MB" if size >= 10**5 else f"{size} bytes"
 
 
 # Sessions by torch's compile id: `explain` finds those of a torch.compile'd function by it.
