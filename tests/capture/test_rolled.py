@@ -166,8 +166,11 @@ def lists_views(x: Tensor, w: Tensor) -> Any:
 
 def changed_afterwards(x: Tensor, w: Tensor) -> Any:
     """The last state is one of the list."""
-    out = states(x, w)
-    out[-1].mul_(2)
+    h, out = torch.zeros_like(x[:, 0]), []
+    for t in range(x.shape[1]):
+        h = torch.sin(x[:, t] + h @ w)
+        out.append(h)
+    h.mul_(2)
     return torch.stack(out), out[-1]
 
 
@@ -251,7 +254,7 @@ SOME = (windows,)
     [
         f if f in SOME else pytest.param(f, marks=pytest.mark.slow)
         for f in ROLLED
-        if f is not random_steps
+        if f not in (random_steps, sets_what_it_began_with)  # eager has no gradient of the last
     ],
 )
 def test_gradients(function: Callable[..., Any]) -> None:

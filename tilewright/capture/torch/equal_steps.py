@@ -207,7 +207,8 @@ def _fitting(chain: Chain) -> int:
         moves = {s: second[s] - x for s, x in enumerate(first) if _differs(x, second[s])}
         taken: Slice | None = None
         if moves:
-            taken = slice_of(*calls.nodes[start + j].args[:2], moves)
+            source, index = calls.nodes[start + j].args[:2]
+            taken = slice_of(source, index, moves)
             if taken is None:
                 return 1
             sets = calls.nodes[start + j].target is operator.setitem

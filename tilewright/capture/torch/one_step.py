@@ -297,7 +297,7 @@ class OneStep:
         return wrap_fx_proxy(self.tx, Proxy(made, tracer), example_value=value)
 
 
-def _is_copied_in_order(x: torch.Tensor) -> bool:
+def _is_copied_in_order(x: Any) -> bool:
     """Are copies of it contiguous, and what is computed of it?"""
     with x.fake_mode:
         return torch.empty_like(x).is_contiguous()

@@ -87,12 +87,11 @@ def computed(
 def is_set_whole(n: Node, source: Node, others: Sequence[Node], read: Sequence[Any]) -> bool:
     """Does a call set a slice of a tensor that no step reads, nor another call sets, to values of
     the same shape?"""
-    index, made = n.args[1:3]
-    target = value_of(source)
+    index: Any = n.args[1]
+    target, made = value_of(source), n.args[2]
     if type(target) is not FakeTensor or not isinstance(made, Node):
         return False
     if storage_of(target) in map(storage_of, (*read, *map(value_of, others))):
         return False
-    index = torch.fx.node.map_arg(index, value_of)
     with target.fake_mode:
-        return target[index].shape == value_of(made).shape
+        return target[torch.fx.node.map_arg(index, value_of)].shape == value_of(made).shape

@@ -198,7 +198,7 @@ def _kind(x: Any) -> Any:
         return ("as it was given", id(x))
     x = x.unwrap()
     if type(x) is TensorVariable:
-        value = x.proxy.node.meta.get("example_value")
+        value = x.proxy.node.meta["example_value"]
         return ("tensor", value.dtype, value.device, str(value.shape))
     if type(x) is TupleVariable:
         return ("tuple", *map(_kind, x.items))
