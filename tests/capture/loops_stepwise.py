@@ -395,6 +395,30 @@ def comprehension(x: Tensor, w: Tensor) -> Any:
     return h
 
 
+def all_variables(x: Tensor, w: Tensor) -> Any:
+    h = x.new_zeros(3, 4)
+    for t in range(STEPS):
+        now = [x[:, t]]
+        h = torch.tanh(h @ w + now[0])
+    return h, locals()["now"][0]
+
+
+def makes_lists(x: Tensor, w: Tensor) -> Any:
+    h, out = x.new_zeros(3, 4), [None] * STEPS
+    for t in range(STEPS):
+        h = torch.tanh(h @ w + x[:, t])
+        out[t] = h
+    return torch.stack(out)
+
+
+def types_of_numbers(x: Tensor, w: Tensor) -> Any:
+    h = x.new_zeros(3, 4)
+    for t in range(STEPS):
+        size = range(t)
+        h = torch.tanh(h @ w + x[:, t]) * (len(size) + 1)
+    return h
+
+
 def random_of_python(x: Tensor, w: Tensor) -> Any:
     h, own = x.new_zeros(3, 4), random.Random(3)
     for t in range(STEPS):

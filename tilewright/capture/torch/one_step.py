@@ -20,6 +20,7 @@ from tilewright.capture.torch.step_number import Numbers, StepNumber, Unfit
 from tilewright.capture.torch.step_scan import Step
 from tilewright.capture.torch.step_state import State, read_after
 
+_ALL_NAMES = {"locals", "vars", "dir", "eval", "exec"}  # what may read any variable
 _LEAVES = ("RETURN", "YIELD", "SEND", "RERAISE")
 
 
@@ -177,10 +178,12 @@ class OneStep:
 
     def _live(self) -> set[str]:
         """Local variables that are read behind these steps: by the next one, if there is one."""
-        index = self.tx.indexof
+        tx, index = self.tx, self.tx.indexof
+        if _ALL_NAMES & {*tx.f_code.co_names}:
+            return {*tx.symbolic_locals}
         left = self.iterator.len > self.count
         start = index[self.inst] + 1 if left else index[self.inst.target]
-        return read_after(self.tx.instructions, start)
+        return read_after(tx.instructions, start)
 
     def _after(self, live: set[str]) -> dict[str, Any]:
         """Local variables that a step changes, with what they are after it."""

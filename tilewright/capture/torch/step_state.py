@@ -99,7 +99,8 @@ def _settings(tx: Any) -> list[Any]:
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu"),
         torch.is_autocast_enabled("cuda"),
-        tx.output.current_tracer is None or id(tx.output.current_tracer),
+        id(tx.output.current_tracer),
+        sum(len(getattr(t, "debug_locals", ())) for t in _translators(tx)),  # what is printed
     ]
 
 
