@@ -278,6 +278,13 @@ plain_capture: Knob[bool] = Knob(
     "0 passes all graphs to AOTAutograd, also those without gradients and changes in place",
     _show_bool,
 )
+one_step: Knob[bool] = Knob(
+    "TILEWRIGHT_ONE_STEP",
+    lambda: True,
+    _parse_bool,
+    "0 has torch trace all steps of a loop of Python one after the other",
+    _show_bool,
+)
 data_sizes: Knob[bool] = Knob(
     "TILEWRIGHT_DATA_SIZES",
     lambda: True,

@@ -18,6 +18,8 @@ import torch
 import torch.fx
 from torch.fx import Node
 
+from tilewright.capture.torch.slices import Slice, slice_of, value_of
+
 LEAST = 8  # steps; fewer are left written out, since kernels take some of them together
 PERIODS = 8  # distances between equal calls that are tried, the most frequent ones …
 MULTIPLES = 4  # … and so many times these: a step may have equal parts
@@ -88,32 +90,6 @@ def _kind(x: Any, free: bool) -> Any:
     if isinstance(x, Node):
         return Node
     return int if free and type(x) is int else (type(x), x)
-
-
-@dataclass(frozen=True)
-class Slice:
-    """What a call takes of one tensor, or of one tuple: an entry of its index moves by steps."""
-
-    source: Node
-    index: tuple[Any, ...] = field(compare=False)  # in the first step
-    text: str  # of the index
-    at: int  # which entry moves, …
-    axis: int  # … along which axis of the tensor
-    step: int
-
-    @property
-    def width(self) -> int | None:
-        """Of slices; None: the entry is a number."""
-        moves = self.index[self.at]
-        return moves.stop - moves.start if isinstance(moves, slice) else None
-
-    def places(self, steps: int, size: int) -> tuple[int, int]:
-        """(lowest position, the first one behind the highest)"""
-        moves = self.index[self.at]
-        first = moves.start if isinstance(moves, slice) else moves
-        first = first + size if first < 0 else first
-        last = first + self.step * (steps - 1)
-        return min(first, last), max(first, last) + (self.width or 1)
 
 
 @dataclass
@@ -231,7 +207,8 @@ def _fitting(chain: Chain) -> int:
         moves = {s: second[s] - x for s, x in enumerate(first) if _differs(x, second[s])}
         taken: Slice | None = None
         if moves:
-            taken = _slice_of(calls.nodes[start + j], moves)
+            source, index = calls.nodes[start + j].args[:2]
+            taken = slice_of(source, index, moves)
             if taken is None:
                 return 1
             sets = calls.nodes[start + j].target is operator.setitem
@@ -284,48 +261,11 @@ def _differs(x: Any, y: Any) -> bool:
     return type(x) is int and x != y
 
 
-def value_of(n: Node) -> Any:
-    return n.meta.get("example_value")
-
-
 def _alike(x: Any, y: Any) -> bool:
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False
     known = all(type(d) is int for d in (*x.shape, *y.shape))
     return known and (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
-
-
-def _slice_of(n: Node, moves: dict[int, int]) -> Slice | None:
-    """The slice that a call takes, of which numbers among its operands move; None where it takes
-    none, or of another kind."""
-    source, index = n.args[:2]
-    if not isinstance(source, Node):
-        return None
-    entries = index if isinstance(index, tuple) else (index,)
-    steps = set(moves.values())
-    value, slots, found = value_of(source), 1, []
-    for k, x in enumerate(entries):
-        width = 3 if isinstance(x, slice) else 1
-        own = [s - slots for s in moves if slots <= s < slots + width]
-        if own and isinstance(x, slice) and (own != [0, 1] or x.step not in (None, 1)):
-            return None
-        found += [k] if own else []
-        slots += width
-        if not (x is None or x is Ellipsis or type(x) is int or isinstance(x, slice)):
-            return None  # an index of tensors, or of several numbers
-    if len(found) != 1 or len(steps) != 1:
-        return None
-    (at,), (step,) = found, steps
-    if isinstance(entries[at], slice) and entries[at].stop - entries[at].start != abs(step):
-        return None
-    if isinstance(value, torch.Tensor):
-        used = sum(x is not None and x is not Ellipsis for x in entries)
-        axis = sum(x is not None and x is not Ellipsis for x in entries[:at])
-        axis += value.dim() - used if Ellipsis in entries[:at] else 0
-        return Slice(source, entries, repr(entries), at, axis, step)
-    if len(entries) > 1 or isinstance(entries[0], slice):
-        return None
-    return Slice(source, entries, repr(entries), at, 0, step)
 
 
 def _slices_fit(chain: Chain) -> bool:

@@ -48,6 +48,23 @@ class Told:
     again: tuple[str, ...]  # operators whose results are computed again, with their lines
     seconds: float  # estimated: of computing again
 
+    def said(self) -> str:
+        said = f"{self.kept} values of {_in_bytes(self.bytes)} are kept for the gradient"
+        if self.again:
+            took = f"{self.seconds * 1e3:.2g} ms" if self.seconds >= 1e-5 else "no time"
+            said += f", results of {len(self.again)} operators computed again (estimated: {took})"
+        if self.limit is not None:
+            said += f"; without a limit it would be {_in_bytes(self.usual)}"
+            if self.bytes > self.limit:
+                said += (
+                    f". The limit was {_in_bytes(self.limit)}: the rest cannot be computed again"
+                )
+        return said
+
+
+def _in_bytes(size: int) -> str:
+    return f"{size / 1e6:.3g} MB" if size >= 10**5 else f"{size} bytes"
+
 
 @dataclass(frozen=True)
 class Partition:

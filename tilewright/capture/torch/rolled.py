@@ -8,23 +8,21 @@ as long. Here equal steps (`equal_steps.py`) that only compute become one
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 import torch
 import torch.fx
 from torch._higher_order_ops.scan import scan_op
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.autocast_mode import _enter_autocast
 from torch.fx import Node
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewright.capture.torch.equal_steps import Calls, Chain, Slice, chains_of, in_order, value_of
+from tilewright.capture.torch.equal_steps import Calls, Chain, chains_of, in_order
 from tilewright.capture.torch.first_states import first_states
-
-_JOINS = {torch.stack: True, torch.cat: False, torch.concat: False, torch.concatenate: False}
+from tilewright.capture.torch.joined_steps import joined
+from tilewright.capture.torch.pure_calls import computed, is_set_whole, storage_of
+from tilewright.capture.torch.slices import Slice, taken, value_of, viewed
 
 
 def rolled(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
@@ -36,7 +34,7 @@ def rolled(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     made: torch.fx.GraphModule | None = None
     while True:  # steps of a second loop may read results of the first, which are slices then
         calls = Calls(in_order(made or gm))
-        found = [c for c in chains_of(calls) if _is_pure(c) and _hands_on_tensors(c)]
+        found = [c for c in chains_of(calls) if _hands_on_tensors(c) and _is_pure(c)]
         if not found:
             return made
         made = _Writer(made or gm, calls, found).whole()
@@ -45,88 +43,29 @@ def rolled(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
 # ---- whether steps only compute
 
 
-class _Watch(TorchDispatchMode):
-    """Notices what changes tensors that were there before, and what draws random numbers."""
-
-    def __init__(self, given: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self.given = {_storage(x) for x in given}
-        self.pure = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.pure = False
-        for x in _changed(func._schema, args, kwargs or {}):
-            self.pure = self.pure and _storage(x) not in self.given
-        return func(*args, **(kwargs or {}))
-
-
-def _changed(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The operands that an operator writes into."""
-    written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-    named = [kwargs.get(a.name) for a in schema.arguments[len(args) :]]
-    found = [x for x, w in zip((*args, *named), written, strict=True) if w]
-    return [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor)]
-
-
-def _storage(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata
-
-
 def _is_pure(chain: Chain) -> bool:
     """Does a step do nothing but compute its results?"""
-    own: dict[Node, Any] = {}
-    outside: list[Any] = []
-
-    def given(n: Node) -> Any:
-        if n not in own:
-            outside.extend(
-                x for x in pytree.tree_leaves(value_of(n)) if isinstance(x, torch.Tensor)
-            )
-            return value_of(n)
-        return own[n]
-
-    nodes = [n for j, n in enumerate(chain.nodes(1)) if j not in chain.written]
     if not all(value_of(chain.nodes(1)[at]).is_contiguous() for at in chain.carried):
         return False
-    for n in nodes:
-        leaves = pytree.tree_leaves(value_of(n))
-        if not leaves or not all(type(x) is FakeTensor for x in leaves):
+    found = computed([n for j, n in enumerate(chain.nodes(1)) if j not in chain.written])
+    if found is None:
+        return False
+    values, read = found
+    # What is seen of steps shares no memory with anything else: a scan copies it.
+    taken_up = {storage_of(x) for x in read}
+    last = chain.nodes(chain.count - 1)
+    ends = [at for at in chain.carried if not all(map(chain.has, last[at].users))]
+    for at in dict.fromkeys((*_read(chain), *ends)):
+        x = values.get(chain.nodes(1)[at])
+        if not isinstance(x, torch.Tensor) or storage_of(x) in taken_up:
             return False
-        if isinstance(n.target, torch._ops.HigherOrderOperator) or n.kwargs.get("out") is not None:
+        taken_up.add(storage_of(x))
+    read = [*read, *map(value_of, chain.carried.values())]
+    for j, s in chain.written.items():
+        others = [o.source for k, o in chain.written.items() if k != j]
+        if not is_set_whole(chain.nodes(1)[j], s.source, others, read):
             return False
-    for x in {x for n in nodes for x in n.all_input_nodes} - {*nodes}:
-        given(x)
-    if not outside or not all(isinstance(x, FakeTensor) for x in outside):
-        return False
-    if not all(_is_set_whole(chain, j, outside) for j in chain.written):
-        return False
-    watch = _Watch(outside)
-    try:
-        with torch.no_grad(), outside[0].fake_mode, watch:
-            for n in nodes:
-                args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), given)
-                if isinstance(n.target, str):
-                    own[n] = getattr(args[0], n.target)(*args[1:], **kwargs)
-                else:
-                    own[n] = n.target(*args, **kwargs)
-    except Exception:  # then it is left as it is
-        return False
-    return watch.pure
-
-
-def _is_set_whole(chain: Chain, j: int, read: Sequence[torch.Tensor]) -> bool:
-    """Do steps set slices of a tensor that none of them reads, to values of the same shape?"""
-    n = chain.nodes(1)[j]
-    index: Any = n.args[1]
-    target, made = value_of(chain.written[j].source), n.args[2]
-    if type(target) is not FakeTensor or not isinstance(made, Node):
-        return False
-    others = [value_of(s.source) for k, s in chain.written.items() if k != j]
-    if _storage(target) in map(_storage, (*read, *others)):
-        return False
-    with target.fake_mode:
-        return target[index].shape == value_of(made).shape
+    return True
 
 
 def _read(chain: Chain) -> list[int]:
@@ -208,7 +147,7 @@ class _Writer:
             if j in chain.written:
                 continue
             if j in chain.slices:
-                seen[n] = _rest(body, chain.slices[j], wholes[chain.slices[j]])
+                seen[n] = taken(body, chain.slices[j], wholes[chain.slices[j]])
                 seen[n].meta = dict(n.meta)
             else:
                 seen[n] = body.node_copy(n, lambda x: seen[x])
@@ -240,7 +179,7 @@ class _Writer:
             values = self.stacked[chain.start, chain.set_to(j)]
             values = self._call("flip", values, 0) if s.step < 0 else values
             where = self._view(s.source, s, s.axis, chain.count)
-            self._call(operator.setitem, where, (slice(None), *_index(s)), values)
+            self._call(operator.setitem, where, (slice(None), *s.rest), values)
         return torch.fx.GraphModule(self.gm, body)
 
     def _whole(self, s: Slice, steps: int) -> Node:
@@ -260,16 +199,8 @@ class _Writer:
         return self._call("flip", x, 0) if s.step < 0 else x
 
     def _view(self, source: Node, s: Slice, axis: int, steps: int) -> Node:
-        """All slices along axis 0, in the order of memory."""
-        x = self._value(source)
-        low, high = s.places(steps, value_of(source).shape[axis])
-        if s.width is not None:
-            x = self._call("narrow", x, axis, low, high - low)
-            x = self._call("unflatten", x, axis, (steps, s.width))
-        x = self._call("movedim", x, axis, 0) if axis else x
-        if s.width is None:
-            x = self._call(operator.getitem, x, slice(low, high, abs(s.step)))
-        return x
+        size = value_of(source).shape[axis]
+        return viewed(self._call, self._value(source), s, axis, steps, size)
 
     def _value(self, n: Node) -> Node:
         """What takes the place of a value outside of the steps."""
@@ -279,7 +210,7 @@ class _Writer:
         if n not in self.new:
             step, at = chain.place(n)
             last = self.last.get((chain.start, at)) if step == chain.count - 1 else None
-            if last is None:
+            if last is None or (chain.start, at) in self.stacked:
                 last = self._call(operator.getitem, self.stacked[chain.start, at], step)
                 last.meta = dict(n.meta)
             self.new[n] = last
@@ -288,70 +219,17 @@ class _Writer:
     def _joined(self, n: Node) -> Node | None:
         """Results of many steps that are joined, from what the scan stacks; None for another
         call."""
-        if n.op != "call_function" or n.target not in _JOINS or not n.args:
-            return None
-        items, stacks = n.args[0], _JOINS[n.target]
-        dim = n.args[1] if len(n.args) > 1 else n.kwargs.get("dim", 0)
-        if not isinstance(items, (list, tuple)) or type(dim) is not int or "out" in n.kwargs:
-            return None
-        runs, value = list(self._in_turn(items)), value_of(n)
-        if len(runs) == len(items) or not value.is_contiguous():
-            return None
-        dim = dim + value.dim() if dim < 0 else dim
-        parts = []
-        for run in runs:
-            if len(run) == 1:
-                x = self._value(run[0])
-                parts.append(self._call("unsqueeze", x, dim) if stacks else x)
-                continue
+
+        def place(x: Any) -> tuple[tuple[int, int], int] | None:
+            chain = self.chain_of.get(x) if isinstance(x, Node) else None
+            if chain is None:
+                return None
+            step, at = chain.place(x)
+            return (chain.start, at), step
+
+        def whole(run: Sequence[Node]) -> tuple[Node, int, int, int]:
             chain = self.chain_of[run[0]]
             (first, at), (last, _) = chain.place(run[0]), chain.place(run[-1])
-            whole = self.stacked[chain.start, at]
-            low, high = min(first, last), max(first, last) + 1
-            if high - low < chain.count:
-                whole = self._call(operator.getitem, whole, slice(low, high))
-            whole = self._call("flip", whole, 0) if last < first else whole
-            whole = self._call("movedim", whole, 0, dim) if dim else whole
-            parts.append(whole if stacks else self._call("flatten", whole, dim, dim + 1))
-        if len(parts) == 1:  # a tensor of its own, as eager gives
-            made = self._call("clone", parts[0], memory_format=torch.contiguous_format)
-        else:
-            made = self._call(torch.cat, parts, dim)
-        made.meta = dict(n.meta)
-        return made
+            return self.stacked[chain.start, at], first, last, chain.count
 
-    def _in_turn(self, items: Sequence[Any]) -> Iterator[list[Any]]:
-        """The items, in lists of those that one call gives in steps that follow each other."""
-        run: list[Any] = []
-        by = 0
-        for x in items:
-            if run and self._follows(run[-1], x, by):
-                by = self._follows(run[-1], x, by)
-                run.append(x)
-                continue
-            if run:
-                yield run
-            run, by = [x], 0
-        if run:
-            yield run
-
-    def _follows(self, x: Node, y: Node, by: int) -> int:
-        """1 or -1 where y is of the step after that of x, or before; else 0."""
-        chain = self.chain_of.get(x)
-        if chain is None or self.chain_of.get(y) is not chain:
-            return 0
-        (a, at), (b, other) = chain.place(x), chain.place(y)
-        return b - a if at == other and b - a in ((by,) if by else (1, -1)) else 0
-
-
-def _rest(body: torch.fx.Graph, s: Slice, seen: Node) -> Node:
-    """What a step takes of its slice."""
-    index = _index(s)
-    if all(x is Ellipsis or x == slice(None) for x in index):
-        return seen
-    return body.call_function(operator.getitem, (seen, index))
-
-
-def _index(s: Slice) -> tuple[Any, ...]:
-    """The index without the entry that moves: of a slice."""
-    return *s.index[: s.at], *(() if s.width is None else (slice(None),)), *s.index[s.at + 1 :]
+        return joined(n, place, self._value, whole, self._call)

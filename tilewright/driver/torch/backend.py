@@ -30,11 +30,13 @@ from tilewright.base.untraced import keep_untraced
 from tilewright.capture.torch.captured import Captured, HostCall
 from tilewright.capture.torch.context import RANDOM_IN_EAGER
 from tilewright.capture.torch.decompositions import decompositions
+from tilewright.capture.torch.joined_steps import join_steps
 from tilewright.capture.torch.masks import masks_in_order
 from tilewright.capture.torch.partition import Partition, Told
 from tilewright.capture.torch.places import place_in_frames, place_of
 from tilewright.capture.torch.plain import plain_graph, weight_positions
 from tilewright.capture.torch.rolled import rolled
+from tilewright.capture.torch.traced_loops import loops_traced
 from tilewright.capture.torch.translate import translate
 from tilewright.capture.torch.undivided import undivided
 from tilewright.driver.program.interpreted import InterpretedProgram
@@ -117,9 +119,15 @@ class Session:
     def _as_scans(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any] | None:
-        """A graph with long chains of equal steps; None where there are none, or where they have no
-        native form as a whole."""
-        scans = rolled(gm)
+        """A graph with long chains of equal steps, or with scans for those that Dynamo did not
+        trace; None where there are none, or where they have no native form as a whole."""
+        loops = loops_traced()
+        traced_once = loops is not None and loops.scans > 0
+        for said, where in loops.refusals.values() if loops is not None else ():
+            self.log.add("loops", said, where=where)
+        if traced_once:
+            join_steps(gm)
+        scans = rolled(gm) or (gm if traced_once else None)
         if scans is None:
             return None
         before = len(self.units)
@@ -131,9 +139,14 @@ class Session:
             calls = [c for u in self.units[before:] for c in u.captured.host_calls]
             why = next((c.why for c in calls if "scan" in c.operator), "")
             if not why:
+                for said, where in loops.told if loops is not None else ():
+                    self.log.add("loops", said, where=where)
                 return made
         del self.units[before:]
         self.log.add("loops", f"equal steps stay written out: {why}")
+        if loops is not None and traced_once:  # Dynamo has to trace all of them
+            loops.refuse()
+            raise Unsupported(f"scans have no native form: {why}")
         return None
 
     def _plain(self, gm: torch.fx.GraphModule) -> Callable[..., Any] | None:
@@ -180,17 +193,7 @@ class Session:
         return Partition(target, device, self.options.activation_memory, self._note_kept)
 
     def _note_kept(self, told: Told) -> None:
-        said = f"{told.kept} values of {_in_bytes(told.bytes)} are kept for the gradient"
-        if told.again:
-            took = f"{told.seconds * 1e3:.2g} ms" if told.seconds >= 1e-5 else "no time"
-            said += f", results of {len(told.again)} operators computed again (estimated: {took})"
-        if told.limit is not None:
-            said += f"; without a limit it would be {_in_bytes(told.usual)}"
-            if told.bytes > told.limit:
-                said += (
-                    f". The limit was {_in_bytes(told.limit)}: the rest cannot be computed again"
-                )
-        self.log.add("kept", said, bytes=told.bytes, usual=told.usual, again=told.again)
+        self.log.add("kept", told.said(), bytes=told.bytes, usual=told.usual, again=told.again)
 
     def unit(self, kind: str, gm: torch.fx.GraphModule) -> Callable[..., Any]:
         """The graph as native code; in eager, with a sentence, where it cannot be."""
@@ -461,10 +464,6 @@ def _frame(parameters: Sequence[str]) -> Frame:
     if root is None:
         return Frame({}, {}, parameters)
     return Frame(root.f_locals, root.f_globals, parameters)
-
-
-def _in_bytes(size: int) -> str:
-    return f"{size / 1e6:.3g} MB" if size >= 10**5 else f"{size} bytes"
 
 
 # Sessions by torch's compile id: `explain` finds those of a torch.compile'd function by it.

@@ -29,6 +29,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from tilewright.base import knobs
 from tilewright.capture.torch.recurrent import recurrent_layers
 from tilewright.capture.torch.substitutes import substitutes
+from tilewright.capture.torch.traced_loops import one_step_for_all
 
 _MARK = "_traces_for_tilewright"
 _TIMING = "profile_guard_manager"
@@ -71,14 +72,18 @@ def trace_for(is_ours: Callable[[Any], bool]) -> None:
         if not _last.ours:
             return run(self)
         asked = _ask_for_sizes(self.f_code, self.one_graph)
-        with recurrent_layers(), substitutes(), _data_sizes(asked):
+        with recurrent_layers(), substitutes(), _data_sizes(asked), one_step_for_all(self) as loops:
             try:
                 return run(self)
             except (RestartAnalysis, SkipFrame):
                 raise
             except Exception:
-                if not (asked and has_data_sizes(self.output.shape_env)):
+                written_out = loops is not None and loops.refused
+                if not written_out and not (asked and has_data_sizes(self.output.shape_env)):
                     raise
+        if loops is not None and written_out:
+            loops.refused = False
+            raise UnspecializeRestartAnalysis(restart_reason="steps of a loop")
         _as_the_user_says.add(self.f_code)
         raise UnspecializeRestartAnalysis(restart_reason="sizes that data decides")
 
