@@ -31,6 +31,10 @@ def sampled() -> Iterator[Call]:
         for padding in (0, 1, 2):
             for align in (True, False):
                 yield aten.grid_sampler_3d.default, (x, grid, mode, padding, align), {}
+    x, grid = torch.randn(2, 3, 5, 6), torch.randn(2, 4, 5, 2) * 1.3
+    for padding in (0, 1, 2):
+        for align in (True, False):
+            yield aten.grid_sampler_2d.default, (x, grid, 2, padding, align), {}
 
 
 def mirrored() -> Iterator[Call]:
