@@ -356,3 +356,25 @@ def test_windows_of_an_image_of_any_size_are_lanes() -> None:
     judge = Judge(group, [{"h": 5, "w": 3}, {"h": 2, "w": 35}])
     judge.exact = False
     judge.nest(nest)
+
+
+RAGGED = """
+group ragged
+  in x: f32[9,{n}]
+  out y: i32[9,{n}]
+  local t: i32[9,{n}]
+  t[t.i0,t.i1] add= cast<i32>(x[t.i0,t.r0] < x[t.i0,t.i1]) for {sums}
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 9, y.i1 in {n}
+"""
+
+
+@pytest.mark.parametrize("n", [48, 49, 50, 56])
+def test_a_short_rest_of_columns_leaves_the_others_lanes(n: int) -> None:
+    group = parse_group(RAGGED.format(n=n, sums=f"t.i0 in 9, t.i1 in {n}, t.r0 in {n} from 0"))
+    _, nest = default_schedule(group, get("x86-64-v4"))
+    inside = [
+        any(p.kind == "lane" for p in path)
+        for s, path in walk(nest.body)
+        if isinstance(s, Store) and s.stage == "t" and s.combine is not None
+    ]
+    assert inside and inside[0], nest
