@@ -80,6 +80,16 @@ def frequencies() -> Iterator[Call]:
             yield op, (n,), {"dtype": torch.float64}
 
 
+def windows() -> Iterator[Call]:
+    for name in ("hamming", "blackman", "bartlett", "kaiser"):
+        op = getattr(aten, f"{name}_window")
+        for n in (0, 1, 2, 9, 16):
+            yield op.default, (n,), {}
+            yield op.periodic, (n, False), {"dtype": torch.float64}
+    yield aten.hamming_window.periodic_alpha_beta, (9, True, 0.6, 0.3), {}
+    yield aten.kaiser_window.beta, (9, False, 5.0), {}
+
+
 def inverted() -> Iterator[Call]:
     op = aten.linalg_pinv.atol_rtol_tensor
     for shape in ((3, 5), (2, 5, 3), (0, 3)):
@@ -137,6 +147,7 @@ COMPOSED = [
     averaged,
     mirrored,
     frequencies,
+    windows,
     resampled,
     sampled,
     pooled,

@@ -9,6 +9,7 @@ import pytest
 
 from tests.kernel.fuzz import Judge
 from tests.seeds import crossed
+from tilewright.ir.expr import loads
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Loop, Nest, Path, Store, start, walk
 from tilewright.kernel.schedule import default_schedule
@@ -378,3 +379,22 @@ def test_a_short_rest_of_columns_leaves_the_others_lanes(n: int) -> None:
         if isinstance(s, Store) and s.stage == "t" and s.combine is not None
     ]
     assert inside and inside[0], nest
+
+
+ACROSS = """
+group across
+  in x: f32[9,64]
+  in z: f32[64,9]
+  out y: f32[9]
+  local t: f32[9]
+  t[t.i0] max= x[t.i0,t.r0] + z[t.r0,t.i0] for t.i0 in 9, t.r0 in 64 from -inf
+  y[y.i0] = t[y.i0] for y.i0 in 9
+"""
+
+
+def test_lanes_gather_what_does_not_lie_along_a_row() -> None:
+    _, nest = default_schedule(parse_group(ACROSS), get("x86-64-v4"))
+    sums = [(s, path) for s, path in walk(nest.body) if isinstance(s, Store) and s.combine]
+    reads = [path[-1].kind for s, path in sums if any(v.source == "z" for v in loads(s.value))]
+    assert reads and set(reads) == {"lane"}, nest
+    judged(parse_group(ACROSS), default_schedule(parse_group(ACROSS), default())[1])

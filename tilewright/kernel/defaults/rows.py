@@ -331,7 +331,8 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
         return
     names = fuse_reduced(s, stage, red)
     loop = next(q for q in s.path(stage) if q.name == names[-1])
-    if not contiguous(s, s.store(stage), loop.var):
+    # A number after the other takes longer than gathering a vector of them.
+    if not contiguous(s, s.store(stage), loop.var, others=True):
         part = cascade(s, stage, names, 1)
         if part is not None:  # what is left of the loops may still be long
             reduction_lanes(s, part, lanes)
