@@ -398,3 +398,28 @@ def test_lanes_gather_what_does_not_lie_along_a_row() -> None:
     reads = [path[-1].kind for s, path in sums if any(v.source == "z" for v in loads(s.value))]
     assert reads and set(reads) == {"lane"}, nest
     judged(parse_group(ACROSS), default_schedule(parse_group(ACROSS), default())[1])
+
+
+FEW_COLUMNS = """
+group short
+  in x: f32[9,{n},{width}]
+  out y: f32[9,{width}]
+  local t: f32[9,{width}]
+  t[t.i0,t.i1] max= x[t.i0,t.r0,t.i1] for {over} from -inf
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 9, y.i1 in {width}
+"""
+
+
+@pytest.mark.parametrize(("n", "width"), [(40, 3), (50, 2), (33, 1)])
+def test_sums_of_some_short_rows_are_vectors(n: int, width: int) -> None:
+    """Along the reduced axis and the short one at once, however few partial results there are."""
+    over = f"t.i0 in 9, t.i1 in {width}, t.r0 in {n}"
+    group = parse_group(FEW_COLUMNS.format(n=n, width=width, over=over))
+    _, nest = default_schedule(group, get("x86-64-v4"))
+    reads = [
+        (s, path)
+        for s, path in walk(nest.body)
+        if isinstance(s, Store) and any(v.source == "x" for v in loads(s.value))
+    ]
+    assert reads and any(p.kind == "lane" for p in reads[0][1]), nest
+    judged(group, default_schedule(group, default())[1])
