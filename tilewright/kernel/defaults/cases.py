@@ -13,6 +13,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.expr import Const, Fn, Index, walk
 from tilewright.kernel.defaults.scheduler import (
     Scheduler,
+    cost,
     lanes_for,
     store_reads,
     work_per_point,
@@ -28,6 +29,7 @@ from tilewright.kernel.steps.vectorize import Vectorize
 
 MOST = 16  # cases per axis
 FEW = 4  # elements of rows that are cases
+ROW_BITS = 128  # a row that is a vector on most machines stays one, unless it is costly
 
 
 def schedule_cases(s: Scheduler, host: str) -> bool:
@@ -159,6 +161,8 @@ def _short_rows(s: Scheduler, stage: str) -> dict[str, int]:
     lanes = lanes_for(s, stage, s.target.lanes(32))
     short = isinstance(last.extent, int) and 1 < last.extent <= FEW and 2 * last.extent <= lanes
     if not short or D.bounds(along.extent)[1] < lanes:
+        return {}
+    if int(last.extent) * b.dtype.bits >= ROW_BITS and not cost(s.store(stage).value):
         return {}
     for x in store_reads(s.store(stage)):  # rows that data choose are read as rows
         at = linear_index(s.nest.buffer(x.source), x.index) if isinstance(x.source, str) else None
