@@ -19,7 +19,7 @@ x, y = Var("x"), Var("y")
 
 @guard("few numbers are added up for each element of rows that are as short, of operands repeated")
 def few(m: Match) -> bool:
-    product, axes = m.root.inputs[0], m.root.op.axes
+    product, axes = m.root.inputs[0], m.op(0).axes
     if len(axes) != 1 or axes[0] == product.rank - 1:
         return False
     short = product.shape[axes[0] :]
@@ -30,7 +30,7 @@ def few(m: Match) -> bool:
 
 
 def _added(m: Match) -> Node:
-    product, axis = m.root.inputs[0], m.root.op.axes[0]
+    product, axis = m.root.inputs[0], m.op(0).axes[0]
     behind = product.rank - axis  # axes from there on; operands may have fewer before it
 
     def part(v: Node, k: int) -> Node:

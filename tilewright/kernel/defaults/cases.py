@@ -157,18 +157,19 @@ def _short_rows(s: Scheduler, stage: str) -> dict[str, int]:
     path, b = s.path(stage), s.nest.buffer(stage)
     if len(path) < 2 or b.dtype.bits > 64:
         return {}
-    along, last = path[-2:]
+    along, few = path[-2], path[-1].extent
     lanes = lanes_for(s, stage, s.target.lanes(32))
-    short = isinstance(last.extent, int) and 1 < last.extent <= FEW and 2 * last.extent <= lanes
-    if not short or D.bounds(along.extent)[1] < lanes:
+    if not isinstance(few, int) or not 1 < few <= FEW or 2 * few > lanes:
         return {}
-    if int(last.extent) * b.dtype.bits >= ROW_BITS and not cost(s.store(stage).value):
+    if D.bounds(along.extent)[1] < lanes:
+        return {}
+    if few * b.dtype.bits >= ROW_BITS and not cost(s.store(stage).value):
         return {}
     for x in store_reads(s.store(stage)):  # rows that data choose are read as rows
         at = linear_index(s.nest.buffer(x.source), x.index) if isinstance(x.source, str) else None
-        if at is None or any(D.coefficient(at, p.var) is None for p in (along, last)):
+        if at is None or any(D.coefficient(at, p.var) is None for p in (along, path[-1])):
             return {}
-    return {last.name: int(last.extent)}
+    return {path[-1].name: few}
 
 
 def block_axes(s: Scheduler, stage: str) -> dict[str, int]:
