@@ -197,7 +197,7 @@ class Logcumsumexp(Op):
         if not x.rank:
             return x
         work = f64 if x.dtype is f32 else x.dtype.accumulator
-        wide, most = ew.cast(x, work), ew.cast(node(RunningMax(self.axis), x), work)
+        wide, most = ew.cast(x, work), ew.cast(running_max(x, self.axis), work)
         before = views.concat(
             [
                 views.slice(most, self.axis, 0, D.minimum(x.shape[self.axis], 1)),
@@ -207,7 +207,7 @@ class Logcumsumexp(Op):
         )
         # Where both are infinite their difference would be NaN.
         relative = lambda a, b: ew.where(ew.eq(a, b), 1.0, ew.exp(ew.sub(a, b)))  # noqa: E731
-        total = node(LinearScan(self.axis), relative(before, most), relative(wide, most))
+        total = linear_scan(relative(before, most), relative(wide, most), self.axis)
         return ew.cast(ew.add(most, ew.log(total)), x.dtype)
 
     def reference(self, x: np.ndarray) -> np.ndarray:
@@ -304,6 +304,16 @@ def cumprod(x: Node, axis: int) -> Node:
 
 def logcumsumexp(x: Node, axis: int) -> Node:
     return node(Logcumsumexp(axis_of("logcumsumexp", axis, x.rank)), x)
+
+
+def running_max(x: Node, axis: int) -> Node:
+    """The largest element so far."""
+    return node(RunningMax(axis_of("running_max", axis, x.rank)), x)
+
+
+def linear_scan(factor: Node, x: Node, axis: int) -> Node:
+    """Along an axis, what was there before times a factor, plus x."""
+    return node(LinearScan(axis_of("linear_scan", axis, x.rank)), factor, x)
 
 
 def cummax(x: Node, axis: int) -> Node:

@@ -279,6 +279,11 @@ def word_ranks(words: Node) -> Node:
     return node(WordRanks(), words)
 
 
+def key_ranks(keys: Node) -> Node:
+    """How many elements of its row come before each one; equal ones stay in order."""
+    return node(KeyRanks(), keys)
+
+
 def radix_pass(words: Node, begin: int) -> Node:
     """Rows of words in the order of the bits from `begin` on."""
     return node(RadixPass(begin), words)
@@ -304,7 +309,7 @@ def sorted_words(x: Node, descending: bool) -> Node:
         return counting_sort(words)
     if bits > POSITION and isinstance(n, int) and 2 * n * n <= _of_passes(n, bits):
         key = order_key(x)  # a word has half of it
-        ranks = node(KeyRanks(), ew.bitwise_not(key) if descending else key)
+        ranks = key_ranks(ew.bitwise_not(key) if descending else key)
         return scatter(full(words.shape, 0, u64), ranks, words, 1, None, "within")
     words = radix_sort(words, min(bits, 32))
     return radix_sort(sort_words(x, descending, 32, words)) if bits > 32 else words
