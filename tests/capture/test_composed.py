@@ -31,6 +31,10 @@ def sampled() -> Iterator[Call]:
         for padding in (0, 1, 2):
             for align in (True, False):
                 yield aten.grid_sampler_3d.default, (x, grid, mode, padding, align), {}
+    x, grid = torch.randn(2, 3, 5, 6), torch.randn(2, 4, 5, 2) * 1.3
+    for padding in (0, 1, 2):
+        for align in (True, False):
+            yield aten.grid_sampler_2d.default, (x, grid, 2, padding, align), {}
 
 
 def mirrored() -> Iterator[Call]:
@@ -74,6 +78,16 @@ def frequencies() -> Iterator[Call]:
         for n, step in ((8, 1.0), (7, 0.3), (1, 2.0)):
             yield op, (n, step), {}
             yield op, (n,), {"dtype": torch.float64}
+
+
+def windows() -> Iterator[Call]:
+    for name in ("hamming", "blackman", "bartlett", "kaiser"):
+        op = getattr(aten, f"{name}_window")
+        for n in (0, 1, 2, 9, 16):
+            yield op.default, (n,), {}
+            yield op.periodic, (n, False), {"dtype": torch.float64}
+    yield aten.hamming_window.periodic_alpha_beta, (9, True, 0.6, 0.3), {}
+    yield aten.kaiser_window.beta, (9, False, 5.0), {}
 
 
 def inverted() -> Iterator[Call]:
@@ -133,6 +147,7 @@ COMPOSED = [
     averaged,
     mirrored,
     frequencies,
+    windows,
     resampled,
     sampled,
     pooled,

@@ -88,7 +88,7 @@ def test_interpolation_of_any_size_and_of_bytes() -> None:
 
 @pytest.mark.parametrize("padding", ["zeros", slow("border"), slow("reflection")])
 @pytest.mark.parametrize(
-    ("mode", "rank"), [("bilinear", 2), slow("nearest", 2), slow("bilinear", 3)]
+    ("mode", "rank"), [("bilinear", 2), ("bicubic", 2), slow("nearest", 2), slow("bilinear", 3)]
 )
 def test_samples_of_grids(padding: str, mode: str, rank: int) -> None:
     x = torch.randn(2, 3, *(9, 8, 7)[:rank])
@@ -98,6 +98,17 @@ def test_samples_of_grids(padding: str, mode: str, rank: int) -> None:
         return F.grid_sample(x, g, mode=mode, padding_mode=padding, align_corners=rank == 3)
 
     judged(f, x, grid)
+
+
+def test_a_grid_of_a_matrix_is_one_kernel() -> None:
+    """Its products of a few numbers are a map, which what samples it computes for itself."""
+
+    def f(x: Tensor, m: Tensor) -> Tensor:
+        at = F.affine_grid(m, [2, 3, 9, 20], align_corners=False)
+        return F.grid_sample(x, at, mode="nearest", align_corners=False)
+
+    fast = judged(f, torch.randn(2, 3, 9, 20), torch.eye(2, 3) + 0.1 * torch.randn(2, 2, 3))
+    assert len(tw.explain(fast).kernels) <= 2
 
 
 def test_a_grid_of_nan_reads_nothing() -> None:

@@ -41,7 +41,12 @@ from torch._dynamo.utils import clear_compilation_metrics, graph_break_reasons
 from torch.utils import _pytree as pytree
 
 import tilewright as tw
-from tests.driver import ordinary_more, ordinary_numbers  # noqa: F401
+from tests.driver import (  # noqa: F401
+    ordinary_models,
+    ordinary_more,
+    ordinary_numbers,
+    ordinary_signals,
+)
 from tests.driver.ordinary_table import PROGRAMS, Ordinary
 from tilewright.bench.measure import busy, take_turns
 from tilewright.bench.oracle import InDouble, disagreements, in_double

@@ -9,6 +9,7 @@ import pytest
 
 from tests.kernel.fuzz import Judge
 from tests.seeds import crossed
+from tilewright.ir.expr import loads
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Loop, Nest, Path, Store, start, walk
 from tilewright.kernel.schedule import default_schedule
@@ -356,3 +357,69 @@ def test_windows_of_an_image_of_any_size_are_lanes() -> None:
     judge = Judge(group, [{"h": 5, "w": 3}, {"h": 2, "w": 35}])
     judge.exact = False
     judge.nest(nest)
+
+
+RAGGED = """
+group ragged
+  in x: f32[9,{n}]
+  out y: i32[9,{n}]
+  local t: i32[9,{n}]
+  t[t.i0,t.i1] add= cast<i32>(x[t.i0,t.r0] < x[t.i0,t.i1]) for {sums}
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 9, y.i1 in {n}
+"""
+
+
+@pytest.mark.parametrize("n", [48, 49, 50, 56])
+def test_a_short_rest_of_columns_leaves_the_others_lanes(n: int) -> None:
+    group = parse_group(RAGGED.format(n=n, sums=f"t.i0 in 9, t.i1 in {n}, t.r0 in {n} from 0"))
+    _, nest = default_schedule(group, get("x86-64-v4"))
+    inside = [
+        any(p.kind == "lane" for p in path)
+        for s, path in walk(nest.body)
+        if isinstance(s, Store) and s.stage == "t" and s.combine is not None
+    ]
+    assert inside and inside[0], nest
+
+
+ACROSS = """
+group across
+  in x: f32[9,64]
+  in z: f32[64,9]
+  out y: f32[9]
+  local t: f32[9]
+  t[t.i0] max= x[t.i0,t.r0] + z[t.r0,t.i0] for t.i0 in 9, t.r0 in 64 from -inf
+  y[y.i0] = t[y.i0] for y.i0 in 9
+"""
+
+
+def test_lanes_gather_what_does_not_lie_along_a_row() -> None:
+    _, nest = default_schedule(parse_group(ACROSS), get("x86-64-v4"))
+    sums = [(s, path) for s, path in walk(nest.body) if isinstance(s, Store) and s.combine]
+    reads = [path[-1].kind for s, path in sums if any(v.source == "z" for v in loads(s.value))]
+    assert reads and set(reads) == {"lane"}, nest
+    judged(parse_group(ACROSS), default_schedule(parse_group(ACROSS), default())[1])
+
+
+FEW_COLUMNS = """
+group short
+  in x: f32[9,{n},{width}]
+  out y: f32[9,{width}]
+  local t: f32[9,{width}]
+  t[t.i0,t.i1] max= x[t.i0,t.r0,t.i1] for {over} from -inf
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 9, y.i1 in {width}
+"""
+
+
+@pytest.mark.parametrize(("n", "width"), [(40, 3), (50, 2), (33, 1)])
+def test_sums_of_some_short_rows_are_vectors(n: int, width: int) -> None:
+    """Along the reduced axis and the short one at once, however few partial results there are."""
+    over = f"t.i0 in 9, t.i1 in {width}, t.r0 in {n}"
+    group = parse_group(FEW_COLUMNS.format(n=n, width=width, over=over))
+    _, nest = default_schedule(group, get("x86-64-v4"))
+    reads = [
+        (s, path)
+        for s, path in walk(nest.body)
+        if isinstance(s, Store) and any(v.source == "x" for v in loads(s.value))
+    ]
+    assert reads and any(p.kind == "lane" for p in reads[0][1]), nest
+    judged(group, default_schedule(group, default())[1])

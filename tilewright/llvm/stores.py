@@ -214,6 +214,14 @@ class Stores:
 
     def _zipped(self, vectors: list[str], t: str, w: int) -> str:
         """The first lanes of all vectors, then the second ones, and so on."""
+        if len(vectors) == 3:
+            x, y, z = vectors
+            pairs = (
+                self._shuffled(x, y, t, w, range(2 * w)),
+                self._shuffled(z, z, t, w, range(2 * w)),
+            )
+            places = [k + side * w for k in range(w) for side in range(3)]
+            return self._shuffled(*pairs, t, 2 * w, places)
         while len(vectors) > 1:
             half = len(vectors) // 2
             zipped = [k + side * w for k in range(w) for side in (0, 1)]

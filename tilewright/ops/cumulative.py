@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, require
+from tilewright.ir import dim as D
 from tilewright.ir import expr
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value, fn, select
@@ -29,7 +29,9 @@ from tilewright.ir.types import (
     i64,
     u8,
 )
+from tilewright.ops import elementwise as ew
 from tilewright.ops import samples as S
+from tilewright.ops import views
 from tilewright.ops.shapes import axis_of, want_kind
 
 
@@ -126,17 +128,87 @@ class Cumprod(_Cumulative):
 
 
 @operator
-class Logcumsumexp(_Cumulative):
-    """log(cumsum(exp(x))), each step relative to the larger of the two: nothing overflows."""
-
-    doubled: ClassVar[bool] = True
-    kinds: ClassVar[str] = "f"
+class RunningMax(_Cumulative):
+    """The largest element so far; a NaN stays."""
 
     @staticmethod
     def step(before: Value, x: Value) -> Value:
-        same = x.eq(before) & fn("abs", x).eq(math.inf)  # inf - inf would be NaN
-        more = fn("log1p", fn("exp", -fn("abs", x - before)))
-        return select(same, x, fn("max", x, before) + more)
+        return fn("max", before, x)
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        return np.maximum.accumulate(x, axis=self.axis) if x.ndim else x
+
+
+@operator
+class LinearScan(Op):
+    """out[k] = out[k-1] * factor[k] + x[k] along an axis."""
+
+    axis: int
+
+    def infer(self, factor: TensorType, x: TensorType) -> TensorType:
+        want_kind(self.name, x, "f")
+        _check_axis(self.name, self.axis, x)
+        require(factor == x, f"{self.name}: factors {factor!r} for elements {x!r}")
+        return x
+
+    def program(self, factor: Tensor, x: Tensor) -> Tensor:
+        work, axis = x.dtype.accumulator, self.axis
+        if not x.rank:
+            return expr.compute((), lambda: x[()])
+
+        def body(own: Tensor, *i: Dim) -> Value:
+            before, v = i[:axis] + (i[axis] - 1,) + i[axis + 1 :], expr.cast(x[i], work)
+            carried = own[before] * expr.cast(factor[i], work) + v
+            return select(expr.index(i[axis]) > 0, carried, v)
+
+        wide = expr.scan(x.shape, axis, body, work)
+        if work is x.dtype:
+            return wide
+        return expr.compute(x.shape, lambda *i: wide[i], x.dtype)
+
+    def reference(self, factor: np.ndarray, x: np.ndarray) -> np.ndarray:
+        out = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
+        for k in range(1, x.shape[self.axis] if x.ndim else 0):
+            at = (slice(None),) * self.axis
+            out[*at, k] += out[*at, k - 1] * factor[*at, k]
+        return out.astype(x.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for axis, shape in ((1, (4, 7)), (0, (5, 3)), (1, (2, 33, 3)), (0, (0, 3)), (0, (1,))):
+            yield S.case(cls(axis), S.uniform(*shape), S.normal(*shape))
+        yield S.case(cls(0), S.uniform(20, dtype=f64), S.normal(20, dtype=f64), dtype=f64)
+        yield S.case(cls(1), S.uniform(2, 9), S.normal(2, 9), dtype=bf16)
+
+
+@operator
+class Logcumsumexp(Op):
+    """log(cumsum(exp(x))), relative to the largest element so far: nothing overflows. Exponentials
+    and logarithms are maps, and what is carried takes one product and a sum."""
+
+    axis: int
+
+    def infer(self, x: TensorType) -> TensorType:
+        want_kind(self.name, x, "f")
+        _check_axis(self.name, self.axis, x)
+        return x
+
+    def compose(self, x: Node) -> Node:
+        if not x.rank:
+            return x
+        work = f64 if x.dtype is f32 else x.dtype.accumulator
+        wide, most = ew.cast(x, work), ew.cast(running_max(x, self.axis), work)
+        before = views.concat(
+            [
+                views.slice(most, self.axis, 0, D.minimum(x.shape[self.axis], 1)),
+                views.slice(most, self.axis, 0, D.maximum(x.shape[self.axis] - 1, 0)),
+            ],
+            self.axis,
+        )
+        # Where both are infinite their difference would be NaN.
+        relative = lambda a, b: ew.where(ew.eq(a, b), 1.0, ew.exp(ew.sub(a, b)))  # noqa: E731
+        total = linear_scan(relative(before, most), relative(wide, most), self.axis)
+        return ew.cast(ew.add(most, ew.log(total)), x.dtype)
 
     def reference(self, x: np.ndarray) -> np.ndarray:
         wide = x.astype(np.float64) if x.dtype == np.float32 else x
@@ -145,7 +217,14 @@ class Logcumsumexp(_Cumulative):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield from super().samples()
+        yield S.case(cls(1), S.normal(4, 7))
+        yield S.case(cls(0), S.normal(5, 3), dtype=f64)
+        yield S.case(cls(1), S.normal(2, 33, 3), dtype=bf16)
+        yield S.case(cls(0), S.normal(20), dtype=f16)
+        yield S.case(cls(0), S.normal(0, 3))
+        yield S.case(cls(1), S.normal(0, 3))
+        yield S.case(cls(0), S.normal())
+        yield S.case(cls(1), S.extremes(14, 1))
         yield S.case(cls(1), S.uniform(3, 9, lo=-500, hi=500))
         yield S.case(cls(0), np.array([-np.inf, -np.inf, 1, np.inf, 2, np.nan, 3], np.float32))
 
@@ -225,6 +304,16 @@ def cumprod(x: Node, axis: int) -> Node:
 
 def logcumsumexp(x: Node, axis: int) -> Node:
     return node(Logcumsumexp(axis_of("logcumsumexp", axis, x.rank)), x)
+
+
+def running_max(x: Node, axis: int) -> Node:
+    """The largest element so far."""
+    return node(RunningMax(axis_of("running_max", axis, x.rank)), x)
+
+
+def linear_scan(factor: Node, x: Node, axis: int) -> Node:
+    """Along an axis, what was there before times a factor, plus x."""
+    return node(LinearScan(axis_of("linear_scan", axis, x.rank)), factor, x)
 
 
 def cummax(x: Node, axis: int) -> Node:

@@ -24,14 +24,15 @@ from tilewright.ops.creation import full, iota, number
 from tilewright.ops.indexing import gather, scatter
 from tilewright.ops.reductions import amin
 from tilewright.ops.references import ordered_bits
+from tilewright.ops.selection import order_key
 from tilewright.ops.shapes import order_of
 from tilewright.ops.views import reshape, slice
 
 POSITION = 32  # bits of a word that are a position
 DIGIT = 8  # bits that one pass sorts by
-FEW = 64  # elements of a row that are sorted by counting
 LONG = 1 << 15  # elements from which threads share a row
 PARTS = 16  # of a long row
+GATHERED = 40  # comparisons that take as long as one word that is gathered
 BLOCK = 4  # elements of which the first one is found, where few of many are wanted
 
 
@@ -124,6 +125,35 @@ class WordRanks(Op):
     def samples(cls) -> Iterator[Sample]:
         for shape in ((3, 7), (1, 1), (2, 40), (0, 3), (2, 0)):
             yield S.case(cls(), _some_words(*shape))
+
+
+@operator
+class KeyRanks(Op):
+    """How many elements of its row come before each one, of unsigned numbers; equal ones stay in
+    order."""
+
+    def infer(self, keys: TensorType) -> TensorType:
+        require(keys.rank == 2 and keys.dtype.kind == "u", f"{self.name}: {keys!r} has no keys")
+        return TensorType(i64, keys.shape)
+
+    def compute(self, keys: Tensor) -> Tensor:
+        def rank(r: Dim, p: Dim) -> Value:
+            def before(q: Dim) -> Value:
+                equal = keys[r, q].eq(keys[r, p]) & (expr.index(q) < p)
+                return expr.cast((keys[r, q] < keys[r, p]) | equal, i64)
+
+            return expr.reduce("add", (keys.shape[1],), before)
+
+        return expr.compute(keys.shape, rank)
+
+    def reference(self, keys: np.ndarray) -> np.ndarray:
+        return np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1).astype(np.int64)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for shape in ((3, 7), (1, 1), (2, 40), (0, 3), (2, 0)):
+            yield S.case(cls(), S.integers(*shape, lo=0, hi=9).astype(np.uint64))
+        yield S.case(cls(), S.integers(2, 20, lo=0, hi=9, dtype=u8))
 
 
 @operator
@@ -249,6 +279,11 @@ def word_ranks(words: Node) -> Node:
     return node(WordRanks(), words)
 
 
+def key_ranks(keys: Node) -> Node:
+    """How many elements of its row come before each one; equal ones stay in order."""
+    return node(KeyRanks(), keys)
+
+
 def radix_pass(words: Node, begin: int) -> Node:
     """Rows of words in the order of the bits from `begin` on."""
     return node(RadixPass(begin), words)
@@ -270,8 +305,12 @@ def sorted_words(x: Node, descending: bool) -> Node:
     """The rows of a matrix as words in their order."""
     n, bits = x.shape[1], x.dtype.bits
     words = sort_words(x, descending)
-    if bits <= POSITION and isinstance(n, int) and n <= FEW:
+    if bits <= POSITION and isinstance(n, int) and _by_counting(n, bits):
         return counting_sort(words)
+    if bits > POSITION and isinstance(n, int) and 2 * n * n <= _of_passes(n, bits):
+        key = order_key(x)  # a word has half of it
+        ranks = key_ranks(ew.bitwise_not(key) if descending else key)
+        return scatter(full(words.shape, 0, u64), ranks, words, 1, None, "within")
     words = radix_sort(words, min(bits, 32))
     return radix_sort(sort_words(x, descending, 32, words)) if bits > 32 else words
 
@@ -291,10 +330,10 @@ def first_words(words: Node, k: int, bits: int, among: Sequence[int] = ()) -> No
     """
     rows, n = words.shape
     assert isinstance(n, int)
-    below = (BLOCK * among[0]).bit_length() if among else 0
-    if n < 3 * k * BLOCK or n <= FEW:
-        return slice(_in_order(words, bits, below), 1, 0, k)
     blocks = -(-n // BLOCK)
+    below = (BLOCK * among[0]).bit_length() if among else 0
+    if not _in_blocks(n, k, bits, below):
+        return slice(_in_order(words, bits, below), 1, 0, k)
     if blocks * BLOCK > n:
         words = pad_words(words, blocks * BLOCK)
     least = amin(reshape(words, (rows, BLOCK, blocks)), (1,), False)
@@ -307,8 +346,40 @@ def first_words(words: Node, k: int, bits: int, among: Sequence[int] = ()) -> No
     return slice(_in_order(found, bits, below or n.bit_length()), 1, 0, k)
 
 
+def _in_blocks(n: int, k: int, bits: int, below: int) -> bool:
+    """Is it less work to find the blocks of the first k of n words than to sort all of them?"""
+    return 0 < k * BLOCK < n and _work_in_blocks(n, k, bits) < _work(n, bits + below)
+
+
+def _work_in_blocks(n: int, k: int, bits: int) -> int:
+    blocks, below = -(-n // BLOCK), n.bit_length()
+    if _in_blocks(blocks, k, bits, below):
+        which = _work_in_blocks(blocks, k, bits)
+    else:
+        which = _work(blocks, bits + below)
+    return n + which + GATHERED * k * BLOCK + _work(k * BLOCK, bits + below)
+
+
+# Work in comparisons of one pair, many of which are lanes; measured with vectors of 512 bits, where
+# those of 128 bits compare at about the same rate, in more instructions at a time.
+
+
+def _work(n: int, bits: int) -> int:
+    """Of sorting n words by so many bits."""
+    return n * n if _by_counting(n, bits) else _of_passes(n, bits)
+
+
+def _of_passes(n: int, bits: int) -> int:
+    return 5 * bits * (n + 100)  # as many as 100 words for the counters of a pass
+
+
+def _by_counting(n: int, bits: int) -> bool:
+    """Is the rank of each of n words found sooner by comparing it with all others?"""
+    return n * n <= _of_passes(n, bits)
+
+
 def _in_order(words: Node, bits: int, below: int) -> Node:
-    few = words.shape[1]
-    if isinstance(few, int) and few <= FEW:
+    n = words.shape[1]
+    if isinstance(n, int) and _by_counting(n, bits + below):
         return counting_sort(words)
     return radix_sort(words, bits, below)

@@ -31,7 +31,7 @@ NEVER = set(
     """
     any_zero arranged as_strided_scatter avg_pool_backward bernoulli bit_cast
     conv_weight_valid conv_backward_weight cummax cummin digamma dropout erfc erfinv
-    index_check lgamma pad_words
+    index_check key_ranks lgamma linear_scan pad_words running_max
     logcumsumexp max_pool_backward nextafter patches radix_pass rand randint randn relayout
     sar shl shr softmax_matmul softmax_parts softmax_parts_log sort_words told window_argmax
     window_count window_max window_route window_spread window_sum winograd_input winograd_output

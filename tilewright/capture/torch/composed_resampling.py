@@ -9,7 +9,6 @@ from itertools import product
 
 import torch
 from torch import Tensor
-from torch._decomp.decompositions import _grid_sampler_2d
 
 from tilewright.capture.torch.composed import composed
 
@@ -141,13 +140,12 @@ def _reflected(x: Tensor, low: int, high: int) -> Tensor:
         return torch.zeros_like(x)
     least, span = low / 2, (high - low) / 2
     x = (x - least).abs()
-    turns = (x / span).floor()
-    rest = torch.fmod(x, span)
-    return torch.where(turns.to(torch.int64) % 2 == 0, rest + least, span - rest + least)
+    rest = x - (x / (2 * span)).trunc() * (2 * span)  # to and fro once
+    return torch.minimum(rest, 2 * span - rest) + least
 
 
-def _position(x: Tensor, size: int, padding: int, align: bool) -> Tensor:
-    x = _unnormalised(x, size, align)
+def _brought_inside(x: Tensor, size: int, padding: int, align: bool) -> Tensor:
+    """Positions that a mode of padding moves to where the image is; zeros: as they are."""
     if padding == 2:
         x = _reflected(x, 0, 2 * (size - 1)) if align else _reflected(x, -1, 2 * size - 1)
     return x.clamp(0, size - 1) if padding else x
@@ -157,66 +155,75 @@ def _inside(position: Tensor, size: int) -> Tensor:
     return (position >= 0) & (position <= size - 1)
 
 
+def _cubic_weights(t: Tensor) -> tuple[Tensor, ...]:
+    """Of the four neighbours of a position, which is `t` behind the second one."""
+    a = -0.75
+    near = lambda x: ((a + 2) * x - (a + 3)) * x * x + 1  # noqa: E731
+    far = lambda x: ((a * x - 5 * a) * x + 8 * a) * x - 4 * a  # noqa: E731
+    return far(t + 1), near(t), near(1 - t), far(2 - t)
+
+
+Tap = tuple[Tensor, Tensor | None]  # a position, a whole number, and its weight
+
+
+def _taps_of_axis(x: Tensor, size: int, mode: int, padding: int, align: bool) -> list[Tap]:
+    """The neighbours along one axis that a sample is a weighted sum of."""
+    at = _unnormalised(x, size, align)
+    if mode == 2:
+        low = at.floor()
+        weights = _cubic_weights(at - low)
+        near = [_brought_inside(low + k, size, padding, align) for k in (-1, 0, 1, 2)]
+        return list(zip(near, weights, strict=True))
+    at = _brought_inside(at, size, padding, align)
+    if mode == 1:
+        return [(at.round(), None)]
+    low = at.floor()
+    return [(low, low + 1 - at), (low + 1, at - low)]
+
+
 def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> Tensor:
-    """Nearest or linear samples of a tensor's last axes. What belongs to a point of the grid, the
-    places in memory and their weights, is computed once for all channels."""
+    """Samples of a tensor's last axes: nearest ones, or weighted sums of neighbours. What belongs
+    to a point of the grid, the places in memory and their weights, is computed once for all
+    channels."""
     n, channels, *sizes = x.shape
     rank, points = len(sizes), grid.shape[1:-1]
     x, grid = _wide(x), _wide(grid)
-    # The last axis of the grid has the innermost position first.
-    at = [_position(grid[..., rank - 1 - k], m, padding, align) for k, m in enumerate(sizes)]
     flat = x.reshape(n, channels, -1)
     few = all(type(m) is int for m in sizes) and math.prod(sizes) < 1 << 31
     index_type = torch.int32 if few else torch.int64
     batch = torch.arange(n, device=x.device, dtype=index_type).view(n, 1, 1)
     channel = torch.arange(channels, device=x.device, dtype=index_type).view(1, channels, 1)
-
-    def read(positions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """What is there, and whether that is inside: elsewhere it is some element."""
-        inside = torch.ones((), dtype=torch.bool, device=x.device)
-        index = torch.zeros((), dtype=index_type, device=x.device)
-        for p, size in zip(positions, sizes, strict=True):
-            own = _inside(p, size)
-            inside = inside & own
-            near = torch.where(own, p, 0.0).to(index_type).clamp(0, size - 1)
-            index = index * size + near
-        found = flat[batch, channel, index.reshape(n, 1, -1)]
-        return found.reshape(n, channels, *points), inside.unsqueeze(1)
-
-    if mode == 1:
-        found, inside = read([p.round() for p in at])
-        return torch.where(inside, found, 0.0)
-    low = [p.floor() for p in at]
+    # The last axis of the grid has the innermost position first.
+    axes: list[list[tuple[Tensor, Tensor, Tensor | None]]] = []
+    for k, size in enumerate(sizes):
+        taps = []
+        for at, weight in _taps_of_axis(grid[..., rank - 1 - k], size, mode, padding, align):
+            inside = _inside(at, size)
+            near = torch.where(inside, at, 0.0).to(index_type).clamp(0, size - 1)
+            taps.append((near, inside, weight))
+        axes.append(taps)
     total = None
-    for corner in product((0, 1), repeat=rank):
-        weight = None
-        for p, q, up in zip(at, low, corner, strict=True):
-            part = p - q if up else q + 1 - p
-            weight = part if weight is None else weight * part
-        assert weight is not None
-        found, inside = read([q + up for q, up in zip(low, corner, strict=True)])
-        term = found * torch.where(inside, weight.unsqueeze(1), 0.0)
+    for corner in product(*axes):
+        index = torch.zeros((), dtype=index_type, device=x.device)
+        weight, inside = None, None
+        for size, (near, here, part) in zip(sizes, corner, strict=True):
+            index = index * size + near
+            inside = here if inside is None else inside & here
+            weight = part if weight is None or part is None else weight * part
+        assert inside is not None
+        found = flat[batch, channel, index.reshape(n, 1, -1)].reshape(n, channels, *points)
+        if weight is None:
+            return torch.where(inside.unsqueeze(1), found, 0.0)
+        term = found * torch.where(inside, weight, 0.0).unsqueeze(1)
         total = term if total is None else total + term
     assert total is not None
     return total
 
 
-@composed("grid_sampler_3d.default")
-def grid_sampler_3d(
+@composed("grid_sampler_2d.default", "grid_sampler_3d.default")
+def grid_sampler(
     x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Tensor:
-    found = _sampled(x, grid, interpolation_mode, padding_mode, align_corners)
-    return found.to(x.dtype)
-
-
-@composed("grid_sampler_2d.default")
-def grid_sampler_2d(
-    x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> Tensor:
-    if interpolation_mode == 2:
-        return _grid_sampler_2d(
-            x, grid, interpolation_mode, padding_mode, align_corners, _expand_grid=False
-        )
     found = _sampled(x, grid, interpolation_mode, padding_mode, align_corners)
     return found.to(x.dtype)
 

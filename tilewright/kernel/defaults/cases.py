@@ -11,7 +11,14 @@ from math import prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Const, Fn, Index, walk
-from tilewright.kernel.defaults.scheduler import Scheduler, lanes_for, work_per_point
+from tilewright.kernel.defaults.scheduler import (
+    Scheduler,
+    cost,
+    lanes_for,
+    store_reads,
+    work_per_point,
+)
+from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.nest import Loop
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.peel import Peel
@@ -21,13 +28,25 @@ from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
 MOST = 16  # cases per axis
+FEW = 4  # elements of rows that are cases
+ROW_BITS = 128  # a row that is a vector on most machines stays one, unless it is costly
 
 
 def schedule_cases(s: Scheduler, host: str) -> bool:
     """False where the stage has no such axis."""
     _split_blocks(s, host)
+    return _schedule(s, host, case_axes(s, host))
+
+
+def schedule_short_rows(s: Scheduler, host: str) -> bool:
+    """Elements of rows that are much shorter than a vector are cases too; False where the stage
+    writes no such rows."""
+    return _schedule(s, host, _short_rows(s, host))
+
+
+def _schedule(s: Scheduler, host: str, axes: dict[str, int]) -> bool:
     path = s.path(host)
-    found = _Cases.among(s, host, path)
+    found = _Cases.among(s, host, path, axes)
     if found is None:
         return False
     last = found.last
@@ -55,7 +74,8 @@ def cases_in_row(s: Scheduler, stage: str) -> bool:
     """The same for the loops of a stage inside a row's; False where it has no such axis."""
     row = s.path(stage)[0]  # other stages are in it too: it stays as it is
     _split_blocks(s, stage, row.name)
-    found = _Cases.among(s, stage, [p for p in s.own(stage) if p.name != row.name])
+    own = [p for p in s.own(stage) if p.name != row.name]
+    found = _Cases.among(s, stage, own, case_axes(s, stage))
     if found is None:
         return False
     found.unroll(s, [], found.split(s))
@@ -79,8 +99,7 @@ class _Cases:
     ragged: list[str]  # loops with a rest that is taken apart
 
     @staticmethod
-    def among(s: Scheduler, stage: str, path: list[Loop]) -> _Cases | None:
-        found = case_axes(s, stage)
+    def among(s: Scheduler, stage: str, path: list[Loop], found: dict[str, int]) -> _Cases | None:
         along = [p for p in path if p.name not in found and p.extent != 1]
         if not any(p.name in found for p in path) or not along:
             return None
@@ -130,6 +149,27 @@ def _vectors_of_a_thread(s: Scheduler, outer: list[str], ragged: str, vectors: s
     if not isinstance(many, int) or D.bounds(prod(outside))[1] >= threads:
         return None
     return -(-many // threads) if many > 1 else None
+
+
+def _short_rows(s: Scheduler, stage: str) -> dict[str, int]:
+    """The last loop, where it is much shorter than a vector and the one before it is not: lanes run
+    along that one, and the elements of all rows are stored at once."""
+    path, b = s.path(stage), s.nest.buffer(stage)
+    if len(path) < 2 or b.dtype.bits > 64:
+        return {}
+    along, few = path[-2], path[-1].extent
+    lanes = lanes_for(s, stage, s.target.lanes(32))
+    if not isinstance(few, int) or not 1 < few <= FEW or 2 * few > lanes:
+        return {}
+    if D.bounds(along.extent)[1] < lanes:
+        return {}
+    if few * b.dtype.bits >= ROW_BITS and not cost(s.store(stage).value):
+        return {}
+    for x in store_reads(s.store(stage)):  # rows that data choose are read as rows
+        at = linear_index(s.nest.buffer(x.source), x.index) if isinstance(x.source, str) else None
+        if at is None or any(D.coefficient(at, p.var) is None for p in (along, path[-1])):
+            return {}
+    return {path[-1].name: few}
 
 
 def block_axes(s: Scheduler, stage: str) -> dict[str, int]:

@@ -6,7 +6,7 @@ from math import prod
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
-from tilewright.kernel.defaults.cases import schedule_cases
+from tilewright.kernel.defaults.cases import schedule_cases, schedule_short_rows
 from tilewright.kernel.defaults.interleave import schedule_interleaved
 from tilewright.kernel.defaults.panels import schedule_panels
 from tilewright.kernel.defaults.scans import rounded_scan, scan_rows
@@ -78,7 +78,7 @@ def must_divide(s: Scheduler, stage: str) -> bool:
 
 
 # Maps that have schedules of their own; each says whether it is one.
-_OF_THEIR_OWN = (schedule_cases, schedule_interleaved, schedule_panels)
+_OF_THEIR_OWN = (schedule_cases, schedule_interleaved, schedule_panels, schedule_short_rows)
 
 
 def schedule_map(s: Scheduler, outs: list[Stage]) -> None:

@@ -318,7 +318,7 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     if not red:
         return
     lanes = lanes or lanes_for(s, stage)
-    if data and contiguous(s, s.store(stage), data[-1].var) and _extent_at_least(data[-1], 4):
+    if data and contiguous(s, s.store(stage), data[-1].var) and _extent_at_least(s, data[-1], 4):
         for part in cascades(s, stage):
             reduction_lanes(s, part, lanes)
         data, red = s.axes(stage)
@@ -331,7 +331,8 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
         return
     names = fuse_reduced(s, stage, red)
     loop = next(q for q in s.path(stage) if q.name == names[-1])
-    if not contiguous(s, s.store(stage), loop.var):
+    # A number after the other takes longer than gathering a vector of them.
+    if not contiguous(s, s.store(stage), loop.var, others=True):
         part = cascade(s, stage, names, 1)
         if part is not None:  # what is left of the loops may still be long
             reduction_lanes(s, part, lanes)
@@ -391,5 +392,6 @@ def _init_lanes(s: Scheduler, stage: str, lanes: int) -> None:
             return
 
 
-def _extent_at_least(p: Loop, n: int) -> bool:
-    return not isinstance(p.extent, int) or p.extent >= n
+def _extent_at_least(s: Scheduler, p: Loop, n: int) -> bool:
+    """Of a loop, or of the copies that peeling made of it: the rest of one may be short."""
+    return any(not isinstance(x.extent, int) or x.extent >= n for x in s.loops(p.name))

@@ -240,12 +240,13 @@ def can_fuse(s: Scheduler, st: Store, outer: Sym, inner: Sym) -> bool:
     return all(affine_pair(b, i, outer, inner) for b, i in accesses(s, st))
 
 
-def contiguous(s: Scheduler, st: Store, v: Sym) -> bool:
-    """Has v stride one in some read, and one or zero in all of them?"""
+def contiguous(s: Scheduler, st: Store, v: Sym, others: bool = False) -> bool:
+    """Has v stride one in some read, and one or zero in all of them? `others` may have any stride:
+    lanes gather these."""
     some = False
     for b, idx in accesses(s, st)[1:]:
         c = D.coefficient(linear_index(b, idx), v)
-        if c is None or isinstance(c, Int) or c not in (0, 1):
+        if c is None or isinstance(c, Int) or (c not in (0, 1) and not others):
             return False
         some = some or c == 1
     return some

@@ -47,6 +47,8 @@ from tilewright.kernel.steps.unroll import Unroll
 BUSY = 8
 # A reduction is long enough when each partial result takes at least so many numbers.
 LEAST = 4
+# Where there are no more partial results than fill vectors, so many are enough.
+FEWEST = 2
 # More partial results than this make long code where they are put together.
 MOST = 256
 
@@ -78,14 +80,18 @@ def _phases(s: Scheduler, stage: str, red: list[str], last: str) -> int:
         return 1
     one = s.target.lanes(max(32, min(64, s.nest.buffer(stage).dtype.bits)))
     phases = one // gcd(one, width)
+    length = D.bounds(reduced.extent)[1]
+    if length < FEWEST * phases:
+        return 1
     while width * phases < one * (LEAST if cost(store.value) else BUSY):
+        if length < 2 * LEAST * phases:
+            break  # fewer partial results that wait for each other, rather than none
         phases *= 2
     lanes = lanes_for(s, stage)
     if (4 <= width <= lanes or width % lanes == 0) and not _idle_threads(s, stage):
         return 1  # lanes over columns alone are whole
     fits = width * phases < min(one * s.target.vector_registers, MOST)
-    long = D.bounds(reduced.extent)[1] >= LEAST * phases
-    return phases if fits and long else 1
+    return phases if fits else 1
 
 
 def _idle_threads(s: Scheduler, stage: str) -> bool:

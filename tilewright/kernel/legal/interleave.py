@@ -31,7 +31,7 @@ from tilewright.kernel.nest import (
     with_bodies,
 )
 
-PARTS = (2, 4, 8, 16, 32)
+PARTS = (2, 3, 4, 8, 16, 32)
 
 
 def interleave_stores(n: Nest, target: Target) -> Nest:
