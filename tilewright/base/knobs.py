@@ -278,6 +278,13 @@ plain_capture: Knob[bool] = Knob(
     "0 passes all graphs to AOTAutograd, also those without gradients and changes in place",
     _show_bool,
 )
+straight_calls: Knob[bool] = Knob(
+    "TILEWRIGHT_STRAIGHT_CALLS",
+    lambda: True,
+    _parse_bool,
+    "0 takes the steps from tensors to native code in Python, where each can be watched",
+    _show_bool,
+)
 data_sizes: Knob[bool] = Knob(
     "TILEWRIGHT_DATA_SIZES",
     lambda: True,

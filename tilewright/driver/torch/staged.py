@@ -23,6 +23,7 @@ from tilewright.capture.torch.host_calls import trimmed
 from tilewright.capture.torch.layout import contiguous
 from tilewright.driver.torch.fast import Call, Dry, Program, problem_found
 from tilewright.driver.torch.layouts import as_announced, restrided
+from tilewright.driver.torch.straight import straight
 from tilewright.driver.torch.tensors import allocator, draw_seed, label
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import require_elements
@@ -203,25 +204,37 @@ class Stages:
         else:
             self._names[bound] = program.bind(())
         rest = read[count:]
-        self._say(f"addresses = [{', '.join(f'{x}.data_ptr()' for x in rest)}]")
+        lines = [f"addresses = [{', '.join(f'{x}.data_ptr()' for x in rest)}]"]
         if rest:
             others = f"({''.join(f'{x}, ' for x in rest)})"
-            self._say(f"if 0 in addresses: room{k} = {mend_name}(addresses, {others})")
-        outs = ", ".join(f"o{k}_{j}.data_ptr()" for j in range(len(segment.buffers)))
-        dims = ", ".join(self._sizes[s] for s in program.dims)
+            lines.append(f"if 0 in addresses: room{k} = {mend_name}(addresses, {others})")
+        made = [f"o{k}_{j}" for j in range(len(segment.buffers))]
+        outs = ", ".join(f"{x}.data_ptr()" for x in made)
+        sizes = [self._sizes[s] for s in program.dims]
         self._names[f"run{k}"] = program.run_bound
-        run = f"run{k}({bound}, addresses, [{outs}]{f', [{dims}]' if dims else ''})"
+        dims = f", [{', '.join(sizes)}]" if sizes else ""
+        run = f"run{k}({bound}, addresses, [{outs}]{dims})"
         run += f"  # {' '.join(read)}"  # a use: their memory is read
-        if not segment.checks:
-            self._say(run)
-            return
-        # Before inputs are changed: where the error is caught, they are as they were.
-        self._names[f"problem{k}"] = partial(problem_found, segment, program)
-        known = f"{{{', '.join(f'{s!r}: {v}' for s, v in self._sizes.items())}}}"
-        if program.tells_later:
+        lines.append(f"found = {run}")
+        call = straight(program, self._names.get(bound), len(rest), len(made))
+        if segment.checks and program.tells_later:
             self._names[f"note{k}"] = staged.note_sizes
-            self._say(f"note{k}({known})")
-        self._say(f"found = {run}", f"if found is not None: raise problem{k}(found, {known})")
+            self._say(f"note{k}({self._known()})")
+        if call is not None:
+            self._names[f"straight{k}"] = call
+            last = [f"{bound}.address"] if count else []
+            self._say(f"found = straight{k}({', '.join([*made, *rest, *sizes, *last])})")
+            # The last line has all names: none is deleted before it.
+            lines = ["if found is False:", *(f"    {x}" for x in lines)]
+        self._say(*lines)
+        if segment.checks:
+            # Before inputs are changed: where the error is caught, they are as they were.
+            self._names[f"problem{k}"] = partial(problem_found, segment, program)
+            self._say(f"if found is not None: raise problem{k}(found, {self._known()})")
+
+    def _known(self) -> str:
+        """The sizes that are known so far, as source."""
+        return f"{{{', '.join(f'{s!r}: {v}' for s, v in self._sizes.items())}}}"
 
     def _as_read(self, x: str, dtype: DType) -> str:
         """What a host call gave, as a program reads it; most lies so."""

@@ -169,7 +169,7 @@ class Unchanged:
             raise CannotWatch("Python or torch is laid out in another way than is known")
         if torch.is_grad_enabled():
             raise CannotWatch("gradients may be computed")
-        if module_of(seen["function"]) is None:
+        if module_of(seen["function"]) is None and not isinstance(seen["function"], types.FunctionType):
             raise CannotWatch("this is no module")
         found = _Found()
         try:
