@@ -9,7 +9,7 @@ from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value
-from tilewright.ir.types import DTYPES, DType, TensorType, i64, u64
+from tilewright.ir.types import DTYPES, DType, TensorType, i64, u32, u64
 
 Shape = tuple[Dim, ...]
 
@@ -110,8 +110,10 @@ def in_range(raw: Value, n: Dim, known: str) -> Dim:
         i = E.select(i < 0, i + size, i)
     if known == "any" or not D.known_lt(0, n):
         return E.fn("max", E.fn("min", i, size - 1), E.const(0, i64)).as_dim()
-    # As an unsigned number a negative one is large: one comparison is enough.
-    return E.cast(E.fn("min", E.cast(i, u64), E.cast(size - 1, u64)), i64).as_dim()
+    # As an unsigned number a negative one is large: one comparison is enough. Of half as many bits
+    # one that is outside may be another, inside: twice as many lanes compare and read at once.
+    kind = u32 if D.known_lt(n, 1 << 31) else u64
+    return E.cast(E.fn("min", E.cast(i, kind), E.cast(size - 1, kind)), i64).as_dim()
 
 
 def order_of(x: Value, descending: bool) -> Value:

@@ -362,13 +362,16 @@ class Stages:
 
 def binding_of(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same operator by the function that users call, which takes arguments sooner, where there
-    is one of that name and no other overload for it to choose."""
+    is one of that name and no other overload for it to choose but those that fill what is given."""
     if not isinstance(function, OpOverload) or function.namespace != "aten":
         return function
     packet = function.overloadpacket
-    if function._overloadname != "default" or not {*packet.overloads()} <= {"default", "out"}:
+    others = [getattr(packet, x) for x in packet.overloads() if x != "default"]
+    if function._overloadname != "default" or not all(x._schema.is_mutable for x in others):
         return function
-    return getattr(torch._C._VariableFunctions, packet.__name__, function)
+    places: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C._linalg)
+    found = (getattr(place, packet.__name__, None) for place in places)
+    return next((x for x in found if x is not None), function)
 
 
 def _with_ends(lines: Sequence[str]) -> list[str]:
@@ -410,9 +413,9 @@ def _moved(device: torch.device, x: torch.Tensor) -> torch.Tensor:
 def _laid(device: torch.device, x: torch.Tensor, dtype: DType) -> torch.Tensor:
     """As a program reads it."""
     wanted = torch_dtype(dtype, x.is_complex())
-    if x.dtype is wanted and x.device == device and x.is_contiguous():
-        return x
-    return x.to(device, wanted).contiguous()
+    if x.dtype is not wanted or x.device != device:
+        x = x.to(device, wanted)
+    return x.contiguous()
 
 
 def _view(
