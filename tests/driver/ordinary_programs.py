@@ -6,9 +6,10 @@
     python -m tests.driver.ordinary_programs --peers eager        # without Inductor
     python -m tests.driver.ordinary_programs add_of --peers dynamo eager
 
-Ours is `torch.compile(…, backend="tilewright")`, or `tw.compile(…)` with `--direct`. All contenders run in one process on one thread
-and take turns. Times are seconds of the processor, medians of the rounds, so that other processes
-disturb them little. The table has the time of ours and how many times faster it is than each peer
+Ours is `torch.compile(…, backend="tilewright")`, or `tw.compile(…)` with `--direct`. All contenders
+run in one process on one thread and take turns. Times are seconds of the processor, medians of the
+rounds, so that other processes disturb them little. The table has the time of ours and how many
+times faster it is than each peer
 (below 1: slower; `dynamo` is `backend="eager"`, whose guards every backend pays for), what runs in
 eager, and where the graph breaks. A result is right where its error against float64 is at most
 twice eager's own plus four units in the last place of the largest value. The exit code is 1 where a
