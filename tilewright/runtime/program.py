@@ -115,6 +115,7 @@ class Entry:
     arena: int
     cells: int  # where watched outputs go, `WATCHED_BYTES` apart
     watched: int
+    inputs: int
     slots: int  # of the arrays of inputs, with constants and what is derived
     memory: tuple[object, ...]
 
@@ -252,7 +253,8 @@ class Program:
         folded = 0 if self.prologue is None else len(self.prologue.outputs)
         slots = max(1, len(self.inputs) + len(self._fixed) + folded)
         memory = (self._kernel, arena, cells)
-        return Entry(self._kernel.address, at, first, self._watched, slots, memory)
+        count = len(self.inputs)
+        return Entry(self._kernel.address, at, first, self._watched, count, slots, memory)
 
     def run(
         self,

@@ -189,7 +189,9 @@ class Stages:
                 # An operator may give another layout than announced, and a few another dtype. The
                 # slot has it as it is: it may be a result, with eager's strides.
                 read.append(f"i{k}_{len(read)}")
-                self._say(f"{read[-1]} = {self._as_read(variable, n.dtype)}")
+                self._say(
+                    f"{read[-1]} = {self._as_read(variable, n.dtype, segment.laid.get(slot))}"
+                )
             else:
                 read.append(variable)
         count = sum(slot in self._weights for slot in slots)
@@ -236,13 +238,14 @@ class Stages:
         """The sizes that are known so far, as source."""
         return f"{{{', '.join(f'{s!r}: {v}' for s, v in self._sizes.items())}}}"
 
-    def _as_read(self, x: str, dtype: DType) -> str:
+    def _as_read(self, x: str, dtype: DType, stride: tuple[int, ...] | None) -> str:
         """What a host call gave, as a program reads it; most lies so."""
-        laid = f"laid({x}, {self._named('d', dtype)})"
+        laid = f"laid({x}, {self._named('d', dtype)}, {stride})"
         if self.device.type != "cpu":
             return laid
         kind = self._named("d", torch_dtype(dtype, False))
-        return f"{x} if {x}.dtype is {kind} and {x}.is_contiguous() and {x}.is_cpu else {laid}"
+        lies = f"{x}.is_contiguous()" if stride is None else f"{x}.stride() == {stride}"
+        return f"{x} if {x}.dtype is {kind} and {lies} and {x}.is_cpu else {laid}"
 
     # ---- host calls
 
@@ -259,12 +262,12 @@ class Stages:
         made = f"{function}({', '.join(given)})"
         if isinstance(call.returned, tuple):
             self._say(f"t = {made}")
-            self._take(call.returned, "t")
+            self._take(call.returned, "t", may_be_number(call.function))
             self._say("del t")
         elif call.returned is None:
             self._say(made)
         else:
-            self._take(call.returned, made)
+            self._take(call.returned, made, may_be_number(call.function))
 
     def _trim(self, call: HostCall) -> bool:
         """The beginnings of tensors that only native code reads are where the tensors are. False,
@@ -287,19 +290,21 @@ class Stages:
             self._begun.add(r.slot)
         return True
 
-    def _take(self, returned: Returned, value: str) -> None:
+    def _take(self, returned: Returned, value: str, number: bool) -> None:
         """What a host call returned goes to variables, and gives values to symbols."""
         if isinstance(returned, tuple):
             for k, r in enumerate(returned):
                 if r is not None:
-                    self._take(r, f"{value}[{k}]")
+                    self._take(r, f"{value}[{k}]", number)
         elif isinstance(returned, SymbolicInt):
             self._tell(returned.value, f"int({value})")
         elif returned is not None:
             variable = f"h{len(self._slots)}"
             self._slots[returned.slot] = variable
             self._say(f"{variable} = {value}")
-            self._say(f"if {variable}.__class__ in (bool, float): {variable} = number({variable})")
+            if number:
+                kinds = f"{variable}.__class__ in (bool, float)"
+                self._say(f"if {kinds}: {variable} = number({variable})")
             for axis, d in enumerate(returned.shape):
                 self._tell(d, f"{variable}.shape[{axis}]")
 
@@ -369,9 +374,16 @@ def binding_of(function: Callable[..., Any]) -> Callable[..., Any]:
     others = [getattr(packet, x) for x in packet.overloads() if x != "default"]
     if function._overloadname != "default" or not all(x._schema.is_mutable for x in others):
         return function
-    places: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C._linalg)
+    places = (getattr(torch._C, x, None) for x in ("_VariableFunctions", "_linalg"))
     found = (getattr(place, packet.__name__, None) for place in places)
     return next((x for x in found if x is not None), function)
+
+
+def may_be_number(function: Callable[..., Any]) -> bool:
+    """May it return a number, or several, and not tensors only?"""
+    if not isinstance(function, OpOverload):
+        return True
+    return any(str(r.type) != "Tensor" for r in function._schema.returns)
 
 
 def _with_ends(lines: Sequence[str]) -> list[str]:
@@ -410,12 +422,14 @@ def _moved(device: torch.device, x: torch.Tensor) -> torch.Tensor:
     return x.to(device)
 
 
-def _laid(device: torch.device, x: torch.Tensor, dtype: DType) -> torch.Tensor:
-    """As a program reads it."""
+def _laid(
+    device: torch.device, x: torch.Tensor, dtype: DType, stride: tuple[int, ...] | None
+) -> torch.Tensor:
+    """As a program reads it: with these strides, or contiguous."""
     wanted = torch_dtype(dtype, x.is_complex())
     if x.dtype is not wanted or x.device != device:
         x = x.to(device, wanted)
-    return x.contiguous()
+    return x.contiguous() if stride is None else as_announced(x, stride)
 
 
 def _view(

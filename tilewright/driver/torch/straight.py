@@ -188,7 +188,7 @@ def straight(program: Program, bound: Any, inputs: int, results: int) -> Straigh
     if len(program.dims) > MOST:
         return None
     passed = results + inputs + len(program.dims) + (bound is None)
-    first = len(program.inputs) - inputs
+    first = entry.inputs - inputs
     words = (
         *(0, entry.address, entry.arena, entry.cells, id(torch.Tensor), id(nn.Parameter)),
         *(id(None), id(False), passed, 0 if bound is None else bound.address, slots, first),
