@@ -45,3 +45,30 @@ def test_what_is_on_no_list_is_still_refused() -> None:
             backend="tilewright",
             options={"strict": True},
         )(x)
+
+
+def test_columns_that_a_library_stores_are_read_where_they_lie() -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, r = torch.linalg.qr(a + 1)
+        x = torch.linalg.solve(a, b)
+        return x.relu(), q * 2, (r + r.mT).sum(-1), x, q @ x
+
+    a, b = torch.randn(2, 6, 6) + 8 * torch.eye(6), torch.randn(2, 6, 3)
+    for dynamic in (False, True):
+        fast = tw.compile(f, a, b, dynamic=dynamic)
+        laid = [s for u in fast.units for segment in u.captured.segments for s in segment.laid]
+        assert bool(laid) is not dynamic
+        for got, right in zip(fast(a, b), f(a, b), strict=True):
+            torch.testing.assert_close(got, right)
+            assert got.stride() == right.stride()
+
+
+def test_a_host_call_that_gives_other_strides_than_announced() -> None:
+    made = torch.library.custom_op(
+        "tilewright_tests::columns", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    made.register_fake(lambda x: torch.empty_like(x).t().contiguous().t())
+    x = torch.randn(5, 3)
+    fast = tw.compile(lambda x: made(x + 1).relu(), x)
+    assert any(segment.laid for u in fast.units for segment in u.captured.segments)
+    torch.testing.assert_close(fast(x), ((x + 1) * 2).relu())

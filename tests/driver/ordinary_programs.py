@@ -6,9 +6,10 @@
     python -m tests.driver.ordinary_programs --peers eager        # without Inductor
     python -m tests.driver.ordinary_programs add_of --peers dynamo eager
 
-Ours is `torch.compile(…, backend="tilewright")`. All contenders run in one process on one thread
-and take turns. Times are seconds of the processor, medians of the rounds, so that other processes
-disturb them little. The table has the time of ours and how many times faster it is than each peer
+Ours is `torch.compile(…, backend="tilewright")`, or `tw.compile(…)` with `--direct`. All contenders
+run in one process on one thread and take turns. Times are seconds of the processor, medians of the
+rounds, so that other processes disturb them little. The table has the time of ours and how many
+times faster it is than each peer
 (below 1: slower; `dynamo` is `backend="eager"`, whose guards every backend pays for), what runs in
 eager, and where the graph breaks. A result is right where its error against float64 is at most
 twice eager's own plus four units in the last place of the largest value. The exit code is 1 where a
@@ -155,7 +156,7 @@ def timed(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, l
     return take_turns(measures, rounds)
 
 
-def measured(name: str, peers: Sequence[str], rounds: int) -> Found:
+def measured(name: str, peers: Sequence[str], rounds: int, direct: bool = False) -> Found:
     torch.manual_seed(0)
     torch._dynamo.reset()
     clear_compilation_metrics()  # breaks of other programs that go through the same frames
@@ -164,7 +165,8 @@ def measured(name: str, peers: Sequence[str], rounds: int) -> Found:
     eager = call_of(p, p.function)
     calls = {"ours": eager}
     try:
-        ours = torch.compile(p.function, backend="tilewright")
+        backend: Any = "tilewright"
+        ours = tw.compile(p.function) if direct else torch.compile(p.function, backend=backend)
         calls["ours"] = call_of(p, ours)
         got = calls["ours"]()
         explained = tw.explain(ours)
@@ -220,6 +222,7 @@ def main() -> int:
     parser.add_argument("programs", nargs="*", help="parts of names; all where none is given")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--peers", nargs="*", default=("eager", "inductor"))
+    parser.add_argument("--direct", action="store_true", help="ours is tw.compile")
     parser.add_argument("--slower", type=float, default=0.0, help="fail below this ratio")
     parser.add_argument("--json", type=Path, help="write every number to this file")
     given = parser.parse_args()
@@ -235,7 +238,7 @@ def main() -> int:
         print(why)
     every: list[Found] = []
     for name in names:
-        every.append(measured(name, peers, given.rounds))
+        every.append(measured(name, peers, given.rounds, given.direct))
         f = every[-1]
         ratios = ", ".join(f"{p} {f.ratio(p) or 0:.2f}" for p in peers)
         print(f"{name}: {f.ours * 1e6:.1f} µs, {ratios}", file=sys.stderr, flush=True)

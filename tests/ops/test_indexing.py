@@ -8,7 +8,8 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node, input
-from tilewright.ir.types import DType, TensorType, b1, f32, i8, i64
+from tilewright.ir.types import DType, TensorType, b1, f32, i8, i64, u32, u64
+from tilewright.ops.shapes import compared_as
 
 rng = np.random.default_rng(7)
 
@@ -144,3 +145,17 @@ def test_rows_of_a_symbolic_table() -> None:
 def test_what_does_not_fit_gets_a_sentence(build, part: str) -> None:
     with pytest.raises(Invalid, match=part):
         build()
+
+
+def test_an_index_that_is_known_to_be_inside_is_compared_in_32_bits() -> None:
+    assert compared_as(5) is u32
+    assert compared_as(1 << 31) is u64 is compared_as(D.sym("n"))
+    # What is outside is told elsewhere: here another element is read, of the same row.
+    where = np.array([[0, 4, -1, 5], [2**31, 2**32, 2**32 + 1, 2**62], [-(2**63), 2**63 - 1, 3, 1]])
+    got = run(
+        ops.gather(x_of(3, 5), i_of(3, 4), 1, "within"),
+        np.arange(15, dtype=np.float32).reshape(3, 5),
+        where,
+    )
+    assert (got // 5 == np.arange(3)[:, None]).all()
+    assert got[0, :2].tolist() == [0, 4]

@@ -285,6 +285,13 @@ one_step: Knob[bool] = Knob(
     "0 has torch trace all steps of a loop of Python one after the other",
     _show_bool,
 )
+straight_calls: Knob[bool] = Knob(
+    "TILEWRIGHT_STRAIGHT_CALLS",
+    lambda: True,
+    _parse_bool,
+    "0 takes the steps from tensors to native code in Python, where each can be watched",
+    _show_bool,
+)
 data_sizes: Knob[bool] = Knob(
     "TILEWRIGHT_DATA_SIZES",
     lambda: True,

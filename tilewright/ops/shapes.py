@@ -9,7 +9,7 @@ from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value
-from tilewright.ir.types import DTYPES, DType, TensorType, i64, u64
+from tilewright.ir.types import DTYPES, DType, TensorType, i64, u32, u64
 
 Shape = tuple[Dim, ...]
 
@@ -99,6 +99,13 @@ def place_of_index(axes: Sequence[int]) -> int:
     return axes[0] if adjacent else 0
 
 
+def compared_as(n: Dim) -> DType:
+    """How an index into an axis of n elements is compared with n where it is known to be inside.
+    With half as many bits twice as many lanes compare and read at once; what is outside may become
+    another one, inside."""
+    return u32 if D.known_lt(n, 1 << 31) else u64
+
+
 def in_range(raw: Value, n: Dim, known: str) -> Dim:
     """The index that data gives, counted from the end where negative, clamped into [0, n). What is
     `known` of it: see ops/indexing.py."""
@@ -111,7 +118,8 @@ def in_range(raw: Value, n: Dim, known: str) -> Dim:
     if known == "any" or not D.known_lt(0, n):
         return E.fn("max", E.fn("min", i, size - 1), E.const(0, i64)).as_dim()
     # As an unsigned number a negative one is large: one comparison is enough.
-    return E.cast(E.fn("min", E.cast(i, u64), E.cast(size - 1, u64)), i64).as_dim()
+    kind = compared_as(n)
+    return E.cast(E.fn("min", E.cast(i, kind), E.cast(size - 1, kind)), i64).as_dim()
 
 
 def order_of(x: Value, descending: bool) -> Value:

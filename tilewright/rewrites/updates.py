@@ -12,10 +12,11 @@ from tilewright import ops
 from tilewright.ir import dim as D
 from tilewright.ir.node import Node
 from tilewright.ir.pattern import Guard, Match, Rule, Var, filled_value, make, op
-from tilewright.ir.types import i64, u64
+from tilewright.ir.types import i64
 from tilewright.ops.creation import Iota, iota, number
 from tilewright.ops.indexing import Gather, Scatter
 from tilewright.ops.reductions import Reduction
+from tilewright.ops.shapes import compared_as
 from tilewright.ops.views import Reshape
 from tilewright.rewrites.subject import Maker
 
@@ -44,7 +45,8 @@ def is_at(x: Node, axis: int, i: Node, known: str) -> Node:
     if known == "any" or not D.known_lt(0, size):
         at = ops.maximum(ops.minimum(at, number(size - 1, i64)), number(0, i64))
     elif known != "proved":  # as an unsigned number a negative one is large
-        at = ops.cast(ops.minimum(ops.cast(at, u64), number(size - 1, u64)), i64)
+        kind = compared_as(size)
+        at = ops.cast(ops.minimum(ops.cast(at, kind), number(size - 1, kind)), i64)
     shape = (*(1 for _ in range(axis)), size, *(1 for _ in range(axis + 1, x.rank)))
     return ops.eq(ops.reshape(iota(size), shape), at)
 

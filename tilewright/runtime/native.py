@@ -40,6 +40,11 @@ class NativeKernel:
         self.name, self.library = name, Library(objects, known)
         self.function: Function = self.library.function(name, *[ctypes.c_void_p] * pointers)
 
+    @property
+    def address(self) -> int:
+        """Of the function."""
+        return self.library.address(self.name)
+
     def __call__(self, addresses: Sequence[int], sizes: Sequence[int] = ()) -> None:
         """One call of a kernel."""
         arguments = address_array(addresses)

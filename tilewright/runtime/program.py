@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # what compiling needs is not loaded to run
     from tilewright.runtime.profile import Marks
 
 WATCHED_BYTES = 64
+# Larger arenas are those of all programs, or of frames that can be given back.
+ENTRY_ARENA = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,20 @@ class Bound:
     ins: Any
     count: int
     derived: Derived | None
+    address: int  # of `ins`
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A program's code and memory for one call at a time, for callers that need no frame."""
+
+    address: int
+    arena: int
+    cells: int  # where watched outputs go, `WATCHED_BYTES` apart
+    watched: int
+    inputs: int
+    slots: int  # of the arrays of inputs, with constants and what is derived
+    memory: tuple[object, ...]
 
 
 class Program:
@@ -225,7 +241,20 @@ class Program:
             rest += derived.addresses
         others = [0] * (len(self.inputs) - len(addresses))
         ins = (ctypes.c_void_p * max(1, len(self.inputs) + len(rest)))(*addresses, *others, *rest)
-        return Bound(ins, len(addresses), derived)
+        return Bound(ins, len(addresses), derived, ctypes.addressof(ins))
+
+    def entry(self) -> Entry | None:
+        """For calls of its code, one at a time; None where they have to go through `run_bound`.
+        After `watch`."""
+        if self._static_arena is None or self._static_arena > ENTRY_ARENA:
+            return None
+        arena, at = aligned(self._static_arena)
+        cells, first = aligned(self._watched * WATCHED_BYTES)
+        folded = 0 if self.prologue is None else len(self.prologue.outputs)
+        slots = max(1, len(self.inputs) + len(self._fixed) + folded)
+        memory = (self._kernel, arena, cells)
+        count = len(self.inputs)
+        return Entry(self._kernel.address, at, first, self._watched, count, slots, memory)
 
     def run(
         self,

@@ -31,6 +31,9 @@ class Segment:
     graph: Graph
     buffers: tuple[Buffer, ...]
     checks: tuple[Check, ...] = ()
+    # By slot, strides of results of host calls whose memory has their axes in another order: the
+    # graph's input is that memory. Others are contiguous.
+    laid: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def watched(self) -> int:

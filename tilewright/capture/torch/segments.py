@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
+
 from tilewright import ops
 from tilewright.capture.torch.captured import Captured, Filled, HostCall, Returned, Segment, Slot
-from tilewright.capture.torch.layout import contiguous
+from tilewright.capture.torch.layout import contiguous, dense, from_memory, memory_shape
 from tilewright.capture.torch.operands import Operand
 from tilewright.graph.specialise import graph_symbols
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Int
-from tilewright.ir.node import Graph, Input, Node, Place, input, node, topological
+from tilewright.ir.node import Graph, Input, Node, Place, input, node, rebuild, topological
 from tilewright.ir.slots import Buffer, Check, Number, Restrided, SymbolicInt, View
 from tilewright.ir.types import TensorType
 
@@ -305,3 +307,29 @@ def _walk(roots: Sequence[Node], stop: Mapping[Node, str]) -> list[Node]:
         stack.append((n, True))
         stack.extend((x, False) for x in reversed(n.inputs) if x not in seen)
     return list(seen)
+
+
+def as_they_lie(segment: Segment, announced: Mapping[str, torch.Tensor]) -> Segment:
+    """The segment with results of host calls read in the order of their memory, as torch announced
+    them by slot: libraries for matrices store columns, and a copy would take as long as a small
+    program."""
+    laid: dict[str, tuple[int, ...]] = {}
+    memory: dict[Node, tuple[Node, Node]] = {}  # and what it is
+    for n in segment.graph.inputs:
+        assert isinstance(n.op, Input)
+        v = announced.get(n.op.label)
+        sizes = [] if v is None else [*v.shape, *v.stride()]
+        if v is None or v.dim() != n.rank or any(type(d) is not int for d in sizes):
+            continue
+        how = dense(n.shape, v.stride())
+        if how is not None and not how.broadcast and [*how.order] != sorted(how.order):
+            shape = memory_shape(n.shape, how)
+            lies = input(n.op.label, TensorType(n.dtype, shape), n.op.role)
+            memory[n] = lies, from_memory(lies, n.shape, how)
+            laid[n.op.label] = v.stride()
+    if not laid:
+        return segment
+    graph = rebuild(segment.graph, lambda n: memory[n][1] if n in memory else n)
+    inputs = tuple(memory[n][0] if n in memory else n for n in segment.graph.inputs)
+    made = Graph(graph.name, inputs, graph.outputs, graph.places)
+    return replace(segment, graph=made, laid=laid)

@@ -37,6 +37,7 @@ from tilewright.capture.torch.outputs import Outputs
 from tilewright.capture.torch.places import place_of
 from tilewright.capture.torch.registry import Untranslated, rule_for, target_name
 from tilewright.capture.torch.segments import (
+    as_they_lie,
     cut,
     filled,
     slots_in,
@@ -439,7 +440,9 @@ class Translation:
             if check.place is not None:
                 self.places.setdefault(n, set()).add(check.place)
         places = {n: frozenset(p) for n, p in self.places.items()}
-        steps = cut(self.name, hosts, made.wanted, places, self._derived(), checks)
+        whole = cut(self.name, hosts, made.wanted, places, self._derived(), checks)
+        lies = self.host_calls.results
+        steps = tuple(s if isinstance(s, HostCall) else as_they_lie(s, lies) for s in whole)
         read = {
             x.op.label  # type: ignore[attr-defined]
             for s in steps

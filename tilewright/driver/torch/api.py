@@ -34,7 +34,7 @@ from tilewright.driver.torch.options import TorchOptions
 from tilewright.driver.torch.own_weights import Owner
 from tilewright.driver.torch.reasons import break_reason, title_of
 from tilewright.driver.torch.shortcut import Call, shortcut
-from tilewright.driver.torch.unchanged import CannotWatch, Unchanged, module_of
+from tilewright.driver.torch.unchanged import CannotWatch, Unchanged
 from tilewright.driver.weights.given_up import traceable
 
 _number = count()
@@ -158,13 +158,11 @@ class Compiled:
 
     def _look_at_tensors(self) -> None:
         """Guards of some versions of torch look at tensors only where dictionaries changed: where
-        a tensor of the module was given other memory or another form, these look changed."""
+        a tensor of a module was given other memory or another form, these look changed."""
         gone = {k for k, x in self._known.items() if x.reshaped()}
         if not gone:
             return
-        module = module_of(self.original)
-        assert module is not None, "nothing else is watched"
-        for part in module.modules():
+        for part in {id(m): m for k in gone for m in self._known[k].modules()}.values():
             both: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
             for held in both:
                 for name, x in [*held.items()][:1]:

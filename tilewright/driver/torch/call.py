@@ -203,8 +203,11 @@ class Unit:
         names: Mapping[str, Any],
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
         """A function of what a user's call passes (see `direct_call`), where there is one."""
-        if not self._is_plain or self.check or self.captured.mutated:
+        if self._fast is None or self.check:
             return None
+        if not self._is_plain or self.captured.mutated:
+            count = len(self.captured.results)
+            return _around(self._fast, given, count, form, after, names)
         program, often = self.segments[0].static_program(), self.segments[0].often
         way = often.way if often is not None else None
         make = direct_call(self.captured, program, self.device, given, self._bound, way)
@@ -327,6 +330,27 @@ class Reader:
     program: Program
     tensors: Sequence[Any]
     kept: frozenset[int]
+
+
+def _around(
+    call: Call,
+    given: Sequence[str | torch.Tensor],
+    results: int,
+    form: str,
+    after: Sequence[str],
+    names: Mapping[str, Any],
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """What `direct_call` makes, by a function of the list of arguments to that of the results."""
+    scope: dict[str, Any] = {**names, "made": call}
+    passed = []
+    for k, what in enumerate(given):
+        passed.append(what if isinstance(what, str) else f"a{k}")
+        if not isinstance(what, str):
+            scope[f"a{k}"] = what
+    each = (f"found[{k}]" for k in range(results))
+    lines = [f"found = made([{', '.join(passed)}])", *after, f"return {form.format(*each)}"]
+    exec("def call(args, kwargs):\n" + "".join(f"    {x}\n" for x in lines), scope)
+    return scope["call"]
 
 
 def _of_sizes(captured: Captured, dims: Mapping[str, int]) -> Captured:

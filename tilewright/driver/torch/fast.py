@@ -20,6 +20,7 @@ from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch import many
 from tilewright.driver.torch.protocol import Dry, Program
 from tilewright.driver.torch.sizes import binders, known_strides, sizes_in, stand_ins
+from tilewright.driver.torch.straight import straight
 from tilewright.driver.torch.tensors import allocator, label, require_memory, start_of
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.graph.specialise import graph_symbols
@@ -404,14 +405,34 @@ class Writer:
             ]
         elif rest:
             found.append(f"if 0 in addresses: {check}")
-        natively = self.names.get("read") is not None
-        lines += ["if not addresses:", *(f"    {line}" for line in found)] if natively else found
-        return [*lines, *self._launched()]
+        if self.names.get("read") is not None:
+            lines += ["if not addresses:", *(f"    {line}" for line in found)]
+            return [*lines, *self._launched()]
+        return [*lines, *self._straight(rest, [*found, *self._launched()])]
+
+    def _straight(self, rest: Sequence[int], otherwise: Sequence[str]) -> list[str]:
+        """All of that as one native call where there is one, which may refuse."""
+        results = range(len(self.slots))
+        call = None
+        if self.named and not self.joined and not self.placed:
+            bound = None if self.weights else self.names.setdefault("bound", self.program.bind(()))
+            call = straight(self.program, bound, len(rest), len(results))
+        if call is None:
+            return list(otherwise)
+        self.names["straight"] = call
+        given = [*(f"o{k}" for k in results), *map(self.argument, rest)]
+        given += [self.symbols[name] for name in self.program.dims]
+        given += ["bound.address"] if self.weights else []
+        lines = [f"found = straight({', '.join(given)})"]
+        if not self.segment.checks:
+            return [*lines, "if found is not None:", *(f"    {x}" for x in otherwise)]
+        *steps, problem = otherwise
+        return [*lines, "if found is False:", *(f"    {x}" for x in steps), problem]
 
     def _launched(self) -> list[str]:
         """`addresses` are known."""
         if not self.weights:
-            self.names["bound"] = self.program.bind(())
+            self.names.setdefault("bound", self.program.bind(()))
         dims = "".join(f"{self.symbols[name]}, " for name in self.program.dims)
         run = f"run(bound, addresses, [{self._outs()}]{f', ({dims})' if dims else ''})"
         if not self.segment.checks:

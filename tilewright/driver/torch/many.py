@@ -27,10 +27,10 @@ from tilewright.targets import host
 ALIGN = 256  # bytes: a tensor of an allocation begins at a multiple of this
 FEWEST = 8  # fewer tensors are not worth it
 _ITEMS = 24  # where a list has the address of its items
-_TYPE = 8  # where an object has its type
+TYPE = 8  # where an object has its type
 
 
-def _loads(base: str, *names: str) -> str:
+def loads(base: str, *names: str) -> str:
     """Names for the words at an address, one after the other: `#` before one that is a number."""
     lines = []
     for k, name in enumerate(names):
@@ -45,7 +45,7 @@ _MAKE = f"""
 define ptr @tw_parts(ptr %state, ptr %bases) {{
 entry:
   %made = alloca ptr
-{_loads("state", "part", "wrap", "delete", "new", "set", "#count", "records")}
+{loads("state", "part", "wrap", "delete", "new", "set", "#count", "records")}
   %list = call ptr %new(i64 %count)
   %none = icmp eq ptr %list, null
   br i1 %none, label %end, label %loop
@@ -56,7 +56,7 @@ loop:
 one:
   %first = mul i64 %k, 5
   %record = getelementptr i64, ptr %records, i64 %first
-{_loads("record", "#which", "#rank", "sizes", "strides", "#offset")}
+{loads("record", "#which", "#rank", "sizes", "strides", "#offset")}
   %base = getelementptr ptr, ptr %bases, i64 %which
   %code = call i32 %part(ptr %base, i64 %rank, ptr %sizes, ptr %strides, i64 %offset, ptr %made)
   %bad = icmp ne i32 %code, 0
@@ -81,7 +81,7 @@ define ptr @tw_addresses(ptr %state, ptr %objects) {{
 entry:
   %found = alloca ptr
 {
-    _loads(
+    loads(
         *("state", "tell", "stride", "new", "set", "number", "drop"),
         *("plain", "weight", "#count", "records"),
     )
@@ -96,10 +96,10 @@ loop:
 one:
   %first = mul i64 %k, 3
   %record = getelementptr i64, ptr %records, i64 %first
-{_loads("record", "#which", "#rank", "wanted")}
+{loads("record", "#which", "#rank", "wanted")}
   %place = getelementptr ptr, ptr %objects, i64 %which
   %object = load ptr, ptr %place
-  %kind.at = getelementptr i8, ptr %object, i64 {_TYPE}
+  %kind.at = getelementptr i8, ptr %object, i64 {TYPE}
   %kind = load ptr, ptr %kind.at
   %is.plain = icmp eq ptr %kind, %plain
   %is.weight = icmp eq ptr %kind, %weight
@@ -260,10 +260,10 @@ def _native() -> tuple[Any, Any]:
 def _making() -> tuple[int, ...]:
     """Functions that make tensors; 0 for one that is not there."""
     return (
-        _torch_function("aoti_torch__reinterpret_tensor"),
+        torch_function("aoti_torch__reinterpret_tensor"),
         _wrap(),
-        _torch_function("aoti_torch_delete_tensor_object"),
-        *_python_functions("PyList_New", "PyList_SetItem"),
+        torch_function("aoti_torch_delete_tensor_object"),
+        *python_functions("PyList_New", "PyList_SetItem"),
     )
 
 
@@ -273,9 +273,9 @@ def _reading() -> tuple[int, ...]:
     if find_places() is None:
         return ()
     return (
-        _torch_function("aoti_torch_get_data_ptr"),
-        _torch_function("aoti_torch_get_strides"),
-        *_python_functions("PyList_New", "PyList_SetItem", "PyLong_FromLongLong", "Py_DecRef"),
+        torch_function("aoti_torch_get_data_ptr"),
+        torch_function("aoti_torch_get_strides"),
+        *python_functions("PyList_New", "PyList_SetItem", "PyLong_FromLongLong", "Py_DecRef"),
         id(torch.Tensor),
         id(nn.Parameter),
     )
@@ -289,11 +289,11 @@ def _wrap() -> int:
     if isinstance(found, int) and found:
         return found
     names = ("RKN2at10TensorBaseE", "N2at10TensorBaseE")
-    every = (_torch_function(f"_Z16THPVariable_Wrap{n}", "libtorch_python.so") for n in names)
+    every = (torch_function(f"_Z16THPVariable_Wrap{n}", "libtorch_python.so") for n in names)
     return next((x for x in every if x), 0)
 
 
-def _torch_function(name: str, library: str = "libtorch_cpu.so") -> int:
+def torch_function(name: str, library: str = "libtorch_cpu.so") -> int:
     try:
         loaded = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / library))
         return ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0
@@ -301,6 +301,6 @@ def _torch_function(name: str, library: str = "libtorch_cpu.so") -> int:
         return 0
 
 
-def _python_functions(*names: str) -> list[int]:
+def python_functions(*names: str) -> list[int]:
     found = (getattr(ctypes.pythonapi, n) for n in names)
     return [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tilewright.runtime.program import Entry
 from tilewright.runtime.shared import Derived, Weight
 
 
@@ -70,6 +71,10 @@ class Program(Protocol):
 
     def bind(self, addresses: Sequence[int], weights: Sequence[Weight] | None = None) -> Any:
         """With the first inputs at these addresses."""
+        ...
+
+    def entry(self) -> Entry | None:
+        """Where its code is; None where only the program may call it."""
         ...
 
     def run_bound(

@@ -16,7 +16,7 @@ from tilewright.capture.torch.captured import Segment
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch.fast import problem_found
 from tilewright.driver.torch.late import watch
-from tilewright.driver.torch.layouts import one_of
+from tilewright.driver.torch.layouts import as_announced, one_of
 from tilewright.driver.torch.often import Often
 from tilewright.driver.torch.protocol import Program
 from tilewright.driver.torch.tensors import label, require_memory
@@ -140,7 +140,9 @@ class Specialised:
             if slot.startswith("host"):
                 # An operator may give another layout than announced, and a few another dtype.
                 # The slot has it as it is: it may be a result, with eager's strides.
-                x = x.to(self.device, torch_dtype(dtype, x.is_complex())).contiguous()
+                x = x.to(self.device, torch_dtype(dtype, x.is_complex()))
+                stride = self.segment.laid.get(slot)
+                x = x.contiguous() if stride is None else as_announced(x, stride)
             inputs.append(x)
         outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
         values = [dims[s] for s in self.program.dims]

@@ -23,6 +23,7 @@ from tilewright.capture.torch.host_calls import trimmed
 from tilewright.capture.torch.layout import contiguous
 from tilewright.driver.torch.fast import Call, Dry, Program, problem_found
 from tilewright.driver.torch.layouts import as_announced, restrided
+from tilewright.driver.torch.straight import straight
 from tilewright.driver.torch.tensors import allocator, draw_seed, label
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import require_elements
@@ -188,7 +189,9 @@ class Stages:
                 # An operator may give another layout than announced, and a few another dtype. The
                 # slot has it as it is: it may be a result, with eager's strides.
                 read.append(f"i{k}_{len(read)}")
-                self._say(f"{read[-1]} = {self._as_read(variable, n.dtype)}")
+                self._say(
+                    f"{read[-1]} = {self._as_read(variable, n.dtype, segment.laid.get(slot))}"
+                )
             else:
                 read.append(variable)
         count = sum(slot in self._weights for slot in slots)
@@ -203,33 +206,46 @@ class Stages:
         else:
             self._names[bound] = program.bind(())
         rest = read[count:]
-        self._say(f"addresses = [{', '.join(f'{x}.data_ptr()' for x in rest)}]")
+        lines = [f"addresses = [{', '.join(f'{x}.data_ptr()' for x in rest)}]"]
         if rest:
             others = f"({''.join(f'{x}, ' for x in rest)})"
-            self._say(f"if 0 in addresses: room{k} = {mend_name}(addresses, {others})")
-        outs = ", ".join(f"o{k}_{j}.data_ptr()" for j in range(len(segment.buffers)))
-        dims = ", ".join(self._sizes[s] for s in program.dims)
+            lines.append(f"if 0 in addresses: room{k} = {mend_name}(addresses, {others})")
+        made = [f"o{k}_{j}" for j in range(len(segment.buffers))]
+        outs = ", ".join(f"{x}.data_ptr()" for x in made)
+        sizes = [self._sizes[s] for s in program.dims]
         self._names[f"run{k}"] = program.run_bound
-        run = f"run{k}({bound}, addresses, [{outs}]{f', [{dims}]' if dims else ''})"
+        dims = f", [{', '.join(sizes)}]" if sizes else ""
+        run = f"run{k}({bound}, addresses, [{outs}]{dims})"
         run += f"  # {' '.join(read)}"  # a use: their memory is read
-        if not segment.checks:
-            self._say(run)
-            return
-        # Before inputs are changed: where the error is caught, they are as they were.
-        self._names[f"problem{k}"] = partial(problem_found, segment, program)
-        known = f"{{{', '.join(f'{s!r}: {v}' for s, v in self._sizes.items())}}}"
-        if program.tells_later:
+        lines.append(f"found = {run}")
+        call = straight(program, self._names.get(bound), len(rest), len(made))
+        if segment.checks and program.tells_later:
             self._names[f"note{k}"] = staged.note_sizes
-            self._say(f"note{k}({known})")
-        self._say(f"found = {run}", f"if found is not None: raise problem{k}(found, {known})")
+            self._say(f"note{k}({self._known()})")
+        if call is not None:
+            self._names[f"straight{k}"] = call
+            last = [f"{bound}.address"] if count else []
+            self._say(f"found = straight{k}({', '.join([*made, *rest, *sizes, *last])})")
+            # The last line has all names: none is deleted before it.
+            lines = ["if found is False:", *(f"    {x}" for x in lines)]
+        self._say(*lines)
+        if segment.checks:
+            # Before inputs are changed: where the error is caught, they are as they were.
+            self._names[f"problem{k}"] = partial(problem_found, segment, program)
+            self._say(f"if found is not None: raise problem{k}(found, {self._known()})")
 
-    def _as_read(self, x: str, dtype: DType) -> str:
+    def _known(self) -> str:
+        """The sizes that are known so far, as source."""
+        return f"{{{', '.join(f'{s!r}: {v}' for s, v in self._sizes.items())}}}"
+
+    def _as_read(self, x: str, dtype: DType, stride: tuple[int, ...] | None) -> str:
         """What a host call gave, as a program reads it; most lies so."""
-        laid = f"laid({x}, {self._named('d', dtype)})"
+        laid = f"laid({x}, {self._named('d', dtype)}, {stride})"
         if self.device.type != "cpu":
             return laid
         kind = self._named("d", torch_dtype(dtype, False))
-        return f"{x} if {x}.dtype is {kind} and {x}.is_contiguous() and {x}.is_cpu else {laid}"
+        lies = f"{x}.is_contiguous()" if stride is None else f"{x}.stride() == {stride}"
+        return f"{x} if {x}.dtype is {kind} and {lies} and {x}.is_cpu else {laid}"
 
     # ---- host calls
 
@@ -246,12 +262,12 @@ class Stages:
         made = f"{function}({', '.join(given)})"
         if isinstance(call.returned, tuple):
             self._say(f"t = {made}")
-            self._take(call.returned, "t")
+            self._take(call.returned, "t", may_be_number(call.function))
             self._say("del t")
         elif call.returned is None:
             self._say(made)
         else:
-            self._take(call.returned, made)
+            self._take(call.returned, made, may_be_number(call.function))
 
     def _trim(self, call: HostCall) -> bool:
         """The beginnings of tensors that only native code reads are where the tensors are. False,
@@ -274,19 +290,21 @@ class Stages:
             self._begun.add(r.slot)
         return True
 
-    def _take(self, returned: Returned, value: str) -> None:
+    def _take(self, returned: Returned, value: str, number: bool) -> None:
         """What a host call returned goes to variables, and gives values to symbols."""
         if isinstance(returned, tuple):
             for k, r in enumerate(returned):
                 if r is not None:
-                    self._take(r, f"{value}[{k}]")
+                    self._take(r, f"{value}[{k}]", number)
         elif isinstance(returned, SymbolicInt):
             self._tell(returned.value, f"int({value})")
         elif returned is not None:
             variable = f"h{len(self._slots)}"
             self._slots[returned.slot] = variable
             self._say(f"{variable} = {value}")
-            self._say(f"if {variable}.__class__ in (bool, float): {variable} = number({variable})")
+            if number:
+                kinds = f"{variable}.__class__ in (bool, float)"
+                self._say(f"if {kinds}: {variable} = number({variable})")
             for axis, d in enumerate(returned.shape):
                 self._tell(d, f"{variable}.shape[{axis}]")
 
@@ -349,13 +367,23 @@ class Stages:
 
 def binding_of(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same operator by the function that users call, which takes arguments sooner, where there
-    is one of that name and no other overload for it to choose."""
+    is one of that name and no other overload for it to choose but those that fill what is given."""
     if not isinstance(function, OpOverload) or function.namespace != "aten":
         return function
     packet = function.overloadpacket
-    if function._overloadname != "default" or not {*packet.overloads()} <= {"default", "out"}:
+    others = [getattr(packet, x) for x in packet.overloads() if x != "default"]
+    if function._overloadname != "default" or not all(x._schema.is_mutable for x in others):
         return function
-    return getattr(torch._C._VariableFunctions, packet.__name__, function)
+    places = (getattr(torch._C, x, None) for x in ("_VariableFunctions", "_linalg"))
+    found = (getattr(place, packet.__name__, None) for place in places)
+    return next((x for x in found if x is not None), function)
+
+
+def may_be_number(function: Callable[..., Any]) -> bool:
+    """May it return a number, or several, and not tensors only?"""
+    if not isinstance(function, OpOverload):
+        return True
+    return any(str(r.type) != "Tensor" for r in function._schema.returns)
 
 
 def _with_ends(lines: Sequence[str]) -> list[str]:
@@ -394,12 +422,14 @@ def _moved(device: torch.device, x: torch.Tensor) -> torch.Tensor:
     return x.to(device)
 
 
-def _laid(device: torch.device, x: torch.Tensor, dtype: DType) -> torch.Tensor:
-    """As a program reads it."""
+def _laid(
+    device: torch.device, x: torch.Tensor, dtype: DType, stride: tuple[int, ...] | None
+) -> torch.Tensor:
+    """As a program reads it: with these strides, or contiguous."""
     wanted = torch_dtype(dtype, x.is_complex())
-    if x.dtype is wanted and x.device == device and x.is_contiguous():
-        return x
-    return x.to(device, wanted).contiguous()
+    if x.dtype is not wanted or x.device != device:
+        x = x.to(device, wanted)
+    return x.contiguous() if stride is None else as_announced(x, stride)
 
 
 def _view(

@@ -1,4 +1,4 @@
-"""A quick check that a module is as it was when Dynamo's guards last looked at it.
+"""A quick check that a module or a function is as it was when Dynamo's guards last looked at it.
 
 Guards look at every attribute of every part of a module that was traced: for two hundred weights,
 longer than all else in a call takes. Python counts the changes of a dictionary in the dictionary
@@ -80,7 +80,7 @@ class CannotWatch(ValueError):
 
 
 class Unchanged:
-    """A module, and the guards of what was compiled for it."""
+    """A module or a function, and the guards of what was compiled for it."""
 
     def __init__(
         self,
@@ -111,6 +111,10 @@ class Unchanged:
         """Has a tensor of the module other memory, another shape, other strides or another dtype
         than it had?"""
         return self._differ(self._forms) != 0
+
+    def modules(self) -> list[nn.Module]:
+        """Those that guards look into."""
+        return [x for found in self._found for x in found.keeps if isinstance(x, nn.Module)]
 
     def hold(self, tensors: Sequence[torch.Tensor], derives: Collection[int]) -> bool:
         """From now on the memory of these tensors, which guards look at, has to be what it was too,
@@ -163,14 +167,14 @@ class Unchanged:
         root: Any, seen: dict[str, Any], scope: Mapping[str, Any], moving: Collection[str] = ()
     ) -> Unchanged:
         """Of a call that the guards have just accepted; `CannotWatch` where something of the module
-        cannot be watched, or gradients are computed: a tensor's need of one is elsewhere. Globals
-        that can be are watched too, but for those that are known to change (`moving`)."""
+        or function cannot be watched, such as a tensor where gradients are computed: its need of
+        one is elsewhere. Globals that can be are watched too, but for those that are known to
+        change (`moving`)."""
         if not counts_changes() or not hasattr(root, "clone_manager"):
             raise CannotWatch("Python or torch is laid out in another way than is known")
-        if torch.is_grad_enabled():
-            raise CannotWatch("gradients may be computed")
-        if module_of(seen["function"]) is None:
-            raise CannotWatch("this is no module")
+        function = seen["function"]
+        if module_of(function) is None and not isinstance(function, types.FunctionType):
+            raise CannotWatch("this is neither a module nor a function")
         found = _Found()
         try:
             guards = _Guards(root)
@@ -323,6 +327,8 @@ class _Found:
             self.at(id(value) + _CHANGES)
 
     def _tensor(self, value: torch.Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise ValueError("gradients may be computed")
         if value.dim() > _MOST_AXES or type(value) not in (torch.Tensor, nn.Parameter):
             raise ValueError("this tensor cannot be watched")
         places = [value._cdata + k for k in tensor_words()]

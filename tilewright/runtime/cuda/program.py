@@ -213,6 +213,9 @@ class CudaProgram(Program):
             finally:
                 self.machine.device.leave(before)
 
+    def entry(self) -> None:
+        """Its calls launch kernels."""
+
     def change(self, inputs: Sequence[int]) -> bool:
         if self.dims or self.tasks is not None or not 0 < len(inputs) <= write_back.MOST:
             return False
