@@ -73,6 +73,24 @@ def test_interpolation_is_one_operator_with_its_gradient(
     assert "2 of 2 captured operators" in str(tw.explain(made))  # it and its gradient
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_elements_of_images_of_any_size_are_repeated(mode: str) -> None:
+    torch._dynamo.reset()
+
+    def resized(x: Tensor) -> tuple[Tensor, ...]:
+        factors = 2.0, (4.0, 0.5)
+        return tuple(F.interpolate(x, scale_factor=f, mode=mode) for f in factors)
+
+    with torch.no_grad():
+        fast = tw.compile(resized, dynamic=True, strict=True)
+        for shape in [(1, 3, 17, 16), (2, 1, 2, 5), (3, 2, 7, 33), (1, 1, 31, 2)]:
+            x = torch.randn(shape)
+            for got, want in zip(fast(x), resized(x), strict=True):
+                assert torch.equal(got, want)
+    explained = tw.explain(fast)
+    assert sum("upsample_nearest" in k.name for k in explained.kernels) == 2
+
+
 @pytest.mark.slow
 def test_interpolation_of_any_size_and_of_bytes() -> None:
     f = lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")  # noqa: E731

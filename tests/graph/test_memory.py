@@ -1,7 +1,7 @@
 """Values live in one arena, never two in the same bytes at the same time."""
 
 import random
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -23,7 +23,15 @@ from tilewright.base.events import Log
 from tilewright.graph import memory
 from tilewright.graph.cluster import Fused
 from tilewright.graph.fuse import fuse
-from tilewright.graph.memory import Lifetime, Plan, place, plan
+from tilewright.graph.memory import (
+    Lifetime,
+    Plan,
+    _place_all,
+    _Storage,
+    aligned,
+    place,
+    plan,
+)
 from tilewright.ir import dim as D
 from tilewright.ir.types import f16, f32, i64
 
@@ -187,6 +195,38 @@ def test_symbolic_sizes_that_are_not_comparable() -> None:
     for n, m in ((1, 1), (1, 100), (100, 1)):
         size = D.evaluate(p.size, {"A": n, "B": m})
         assert size % 64 == 0 and size >= max(12 * n, 20 * m)
+
+
+def test_sizes_whose_order_is_not_known_take_turns() -> None:
+    """Images that get half as large, rounded up: nothing proves that one is no larger."""
+    h, w = D.sym("H", 0), D.sym("W", 0)
+    found = []
+    for k in range(8):
+        found.append(_Storage([arg(f"i{k}", 1)], aligned(4 * h * w), k, k + 1))
+        h, w = (h + 1) // 2, (w + 1) // 2
+    total = _place_all(found, {})
+    sizes = {"H": 96, "W": 96}
+    assert D.evaluate(total, sizes) == sum(D.evaluate(s.size, sizes) for s in found[:2])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_symbolic_lifetimes_never_overlap(seed: int) -> None:
+    rng = random.Random(seed)
+    a, b = D.sym("A", 0), D.sym("B", 0)
+    sizes = (64 * a, 64 * b, 64 * a * b, aligned((a + 1) // 2 * b), aligned(5 * (b + 3) // 4), 192)
+    found = []
+    for k in range(rng.randint(1, 30)):
+        first = rng.randrange(20)
+        node = arg(f"s{k}", 1)
+        found.append(_Storage([node], rng.choice(sizes), first, first + rng.randrange(6)))
+    total = _place_all(found, at := {})
+    for _ in range(20):
+        env = {"A": rng.randint(0, 99), "B": rng.randint(0, 99)}
+        spans = [(D.evaluate(at[s.nodes[0]], env), D.evaluate(s.size, env)) for s in found]
+        assert all(start % 64 == 0 and start + n <= D.evaluate(total, env) for start, n in spans)
+        for (s, (x, n)), (t, (y, m)) in combinations(zip(found, spans, strict=True), 2):
+            apart = x + n <= y or y + m <= x or not (n and m)
+            assert apart or s.last < t.first or t.last < s.first
 
 
 def _span(f: Fused, p: Plan, k: int, batch: int) -> list[tuple[int, int]]:

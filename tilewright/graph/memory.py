@@ -2,7 +2,7 @@
 
 Every value that a cluster stores gets an offset in one arena, unless it is a result of the program:
 then it is written to the caller's buffer. Reshapes share the storage of what they rename. Sizes may
-be symbolic; then offsets are sums of sizes, and a slot is used again only by what provably fits.
+be symbolic; then values take turns in slots as large as their largest; offsets are sums of these.
 Inputs that nobody needs after a call are memory for values, too, once they have been read.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 from tilewright.graph.classify import facts, guess, nbytes
 from tilewright.graph.cluster import Cluster, Fused
@@ -349,32 +350,47 @@ def aligned(size: Dim) -> Dim:
     return D.ceildiv(size, ALIGNMENT) * ALIGNMENT
 
 
-_Slot = tuple[Dim, Dim, list[_Storage]]  # offset, size, who lives there
+@dataclass
+class _Slot:
+    """Memory that values have one after the other: as large as the largest, whichever that is."""
 
+    tenants: list[_Storage]
+    sizes: list[Dim]  # of tenants, without those that are known to be no larger than another
 
-def _may_move_in(s: _Storage, slot: _Slot) -> bool:
-    _, size, tenants = slot
-    free = all(s.last < t.first or t.last < s.first for t in tenants)
-    return free and (D.known_eq(s.size, size) or D.known_le(s.size, size))
+    def free(self, s: _Storage) -> bool:
+        return all(s.last < t.first or t.last < s.first for t in self.tenants)
+
+    def holds(self, s: _Storage) -> bool:
+        return any(D.known_le(s.size, x) for x in self.sizes)
+
+    def take(self, s: _Storage) -> None:
+        self.tenants.append(s)
+        if not self.holds(s):
+            self.sizes = [*(x for x in self.sizes if not D.known_le(x, s.size)), s.size]
 
 
 def _place_all(storages: Sequence[_Storage], offsets: dict[Node, Dim]) -> Dim:
-    """Static storages first, then slots of symbolic size behind them; gives the arena's size."""
+    """Static storages first, then slots of symbolic size behind them; gives the arena's size.
+
+    Usual sizes decide who shares a slot, the largest first: images that get smaller from layer to
+    layer are no multiples of each other, and nothing is known of their order."""
     fixed = [s for s in storages if isinstance(s.size, int)]
     at, top = place([(int(s.size), s.first, s.last) for s in fixed])  # type: ignore[arg-type]
     for s, offset in zip(fixed, at, strict=True):
         offsets.update(dict.fromkeys(s.nodes, offset))
-    end: Dim = top
     slots: list[_Slot] = []
     open_ended = [s for s in storages if not isinstance(s.size, int)]
     for s in sorted(open_ended, key=lambda s: (-guess(s.size), s.first)):
-        slot = next((x for x in slots if _may_move_in(s, x)), None)
+        free = [x for x in slots if x.free(s)]
+        slot = next((x for x in free if x.holds(s)), free[0] if free else None)
         if slot is None:
-            slot = end, s.size, []
-            slots.append(slot)
-            end = end + s.size
-        slot[2].append(s)
-        offsets.update(dict.fromkeys(s.nodes, slot[0]))
+            slots.append(slot := _Slot([], []))
+        slot.take(s)
+    end: Dim = top
+    for x in slots:
+        for s in x.tenants:
+            offsets.update(dict.fromkeys(s.nodes, end))
+        end = end + reduce(D.maximum, x.sizes)
     return end
 
 

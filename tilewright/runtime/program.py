@@ -77,6 +77,8 @@ class _Frame:
         "watched",
         "found",
         "at",
+        "given",
+        "needs",
     )
 
     def __init__(self, n_in: int, n_out: int, n_dims: int, watched: int) -> None:
@@ -87,6 +89,8 @@ class _Frame:
         self.at = tuple(map(ctypes.addressof, (self.ins, self.outs, self.dims)))
         self.memory, self.arena = aligned(0)
         self.size = 0
+        self.given: Sequence[int] = ()  # the sizes of its last call, and the arena that they need
+        self.needs = 0
         self.bound: Bound | None = None
         # Each as far from the next as kernels expect of outputs.
         self.watched, start = aligned(watched * WATCHED_BYTES)
@@ -290,8 +294,10 @@ class Program:
         frame.outs[: self._filled] = outputs
         size = self._static_arena
         if self.dims:
-            frame.dims[: len(self.dims)] = dims
-            size = self._arena_of(dims)
+            if dims != frame.given:
+                frame.dims[: len(self.dims)] = dims
+                frame.given, frame.needs = tuple(dims), self._arena_of(dims)
+            size = frame.needs
         assert size is not None
         if size >= SHARED:
             if size > self._shares:

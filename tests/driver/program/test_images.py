@@ -12,6 +12,7 @@ from torch import nn
 
 import tilewright as tw
 from tests.seeds import drawn
+from tilewright.ir import dim as D
 from tilewright.kernel.nest import Loop, start, walk
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.text import parse_group
@@ -149,6 +150,8 @@ def test_tiles_of_images_of_any_size() -> None:
         fast = tw.compile(net, dynamic=True)
         fast(x)
         assert "winograd_input" in kernels(fast)
+        # Images of any number may be one, which is not enough for threads.
+        assert default().cores == 1 or pieces_for_threads(fast) == [whole_parts(64)]
         for shape in [(2, 64, 33, 18), (1, 64, 3, 5), (3, 64, 8, 8)]:
             x = torch.randn(shape)
             right, eager = copy.deepcopy(net).double()(x.double()), net(x)
@@ -156,18 +159,48 @@ def test_tiles_of_images_of_any_size() -> None:
             assert error <= 4 * own + 16 * torch.finfo(x.dtype).eps * float(right.abs().max())
 
 
+def test_lines_of_any_size_keep_their_sums_in_registers() -> None:
+    """Each channel of an image by its own weights, with vectors along lines of pixels."""
+    torch._dynamo.reset()
+    net = nn.Conv2d(6, 6, 3, padding=1, groups=6).eval()
+    lanes = default().lanes(32)
+    sizes = [(2, 17, 2 * lanes), (1, 1, 1), (3, 5, 2 * lanes + 1), (1, 7, lanes - 1), (0, 6, 9)]
+    with torch.no_grad():
+        fast = tw.compile(net, dynamic=True, strict=True)
+        for n, h, w in sizes:
+            x = torch.randn(n, 6, h, w)
+            got, eager = fast(x), net(x)
+            assert got.shape == eager.shape
+            right = copy.deepcopy(net).double()(x.double())
+            if x.numel():
+                error, own = (float((y.double() - right).abs().max()) for y in (got, eager))
+                assert error <= 2 * own + 4 * torch.finfo(x.dtype).eps * float(right.abs().max())
+    (k,) = tw.explain(fast).kernels
+    nest = apply(start(parse_group(k.group)), parse_trace(k.trace))
+    (sums,) = (b for b in nest.buffers if b.scope == "register")
+    assert sums.shape[-1] == lanes  # a part of one vector is the only rest
+
+
+def pieces_for_threads(fast: Any) -> list[D.Dim]:
+    """Of the loop that threads share in what comes after tiles, for one image."""
+    kernels = [k for p in tw.explain(fast).programs for k in p.kernels]
+    k = next(k for k in kernels if "winograd_output" in k.name)
+    nest = apply(start(parse_group(k.group)), parse_trace(k.trace))
+    loops = [s for s, _ in walk(nest.body) if isinstance(s, Loop) and s.kind == "parallel"]
+    return [D.substitute(s.extent, dict.fromkeys(D.symbols(s.extent), 1)) for s in loops]
+
+
+def whole_parts(channels: int) -> int:
+    vectors = channels // default().lanes(32)
+    return -(-vectors // -(-vectors // default().cores))
+
+
 def test_threads_share_images_that_tiles_do_not_divide() -> None:
     """Loops over tiles with a rest are taken apart: they do not become one loop for threads."""
     net, x = nn.Conv2d(64, 64, 3, padding=1).eval(), torch.randn(1, 64, 14, 14)
     with torch.no_grad():
         fast = tw.compile(net, x)
-    kernels = [k for p in tw.explain(fast).programs for k in p.kernels]
-    (k,) = (k for k in kernels if "winograd_output" in k.name)
-    nest = apply(start(parse_group(k.group)), parse_trace(k.trace))
-    loops = [s for s, _ in walk(nest.body) if isinstance(s, Loop) and s.kind == "parallel"]
-    cores, vectors = default().cores, 64 // default().lanes(32)
-    each = -(-vectors // cores)
-    assert cores == 1 or [s.extent for s in loops] == [-(-vectors // each)]
+    assert default().cores == 1 or pieces_for_threads(fast) == [whole_parts(64)]
 
 
 def test_strict_precision_sums_in_the_order_of_the_definition() -> None:

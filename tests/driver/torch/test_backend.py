@@ -306,6 +306,24 @@ def test_a_float_that_changes() -> None:
         assert_same(fast(x, scale), program(x, scale))
 
 
+def test_a_number_of_a_module_is_a_constant_until_it_changes() -> None:
+    """Guards of a number that may change are Python's, and look at the module in every call."""
+
+    class Scaled(nn.Module):
+        scale = 0.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale + self.scale
+
+    module = Scaled()
+    fast = tw.compile(module, dynamic=True, strict=True)
+    for module.scale in (1.5, 2.5, 3.25, -1.0, 1.5):
+        for n in (4, 7):
+            x = torch.randn(n)
+            assert_same(fast(x), module(x))
+    assert len(fast.units) == 2  # for 1.5, then for any
+
+
 # ---- randomness
 
 

@@ -2,13 +2,15 @@
 
 Torch has Python kernels of interpolation for autograd's dispatch key, so that graphs have gathers
 at computed places, and gradients scatter. Without these kernels the operator and its
-gradient stay whole, and what they compute at each place of an axis is known when compiling.
+gradient stay whole, and what they compute at each place of an axis is known when compiling. With
+unknown sizes this is so where nearest elements are repeated, or left out, by powers of two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import frexp
 from threading import Lock
 from typing import Any
 
@@ -35,7 +37,9 @@ def undivided_table() -> dict[Any, Callable[..., Any] | None]:
     """For tables of decompositions: of the operators that stay whole, or None for overloads that
     torch itself calls them by."""
     out: dict[Any, Callable[..., Any] | None] = {p.vec: None for p in _PACKETS}
-    return out | {p.default: _whole_or(decomposition_table[p.default]) for p in _PACKETS}
+    for p in _PACKETS:
+        out[p.default] = _whole_or(decomposition_table[p.default], "nearest" in str(p))
+    return out
 
 
 def by_sizes() -> dict[Any, Callable[..., Any]]:
@@ -55,14 +59,19 @@ def _by_size(op: Any, corners: bool) -> Callable[..., Any]:
     return called
 
 
-def _whole_or(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _whole_or(theirs: Callable[..., Any], nearest: bool) -> Callable[..., Any]:
     def taken(x: Tensor, size: Any, *rest: Any, **named: Any) -> Any:
         known = all(type(n) is int for n in (*x.shape, *size))
-        if known:
+        if known or (nearest and not named and len(rest) == len(size) and _by_powers(rest)):
             return NotImplemented
         return theirs(x, size, *rest, **named)
 
     return taken
+
+
+def _by_powers(factors: Sequence[Any]) -> bool:
+    """Are all factors powers of two? Eager computes places in float32, and so exactly."""
+    return all(type(f) is float and f > 0 and frexp(f)[0] == 0.5 for f in factors)
 
 
 _lock = Lock()
@@ -72,8 +81,10 @@ _before: dict[Any, dict[Any, Any]] = {}
 
 @contextmanager
 def undivided(gm: torch.fx.GraphModule) -> Iterator[None]:
-    """While what Dynamo captured is run, where all its sizes are known."""
-    if not all(map(_is_known, gm.graph.find_nodes(op="placeholder"))):
+    """While what Dynamo captured is run, where all its sizes are known, or it has no gradients:
+    those of operators that stay whole need sizes."""
+    inputs = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")]
+    if not (all(map(_is_known, inputs)) or _has_no_gradients(inputs)):
         yield
         return
     _count(1)
@@ -83,8 +94,12 @@ def undivided(gm: torch.fx.GraphModule) -> Iterator[None]:
         _count(-1)
 
 
-def _is_known(n: torch.fx.Node) -> bool:
-    x = n.meta.get("example_value")
+def _has_no_gradients(inputs: Sequence[Any]) -> bool:
+    asked = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    return not (torch.is_grad_enabled() and asked)
+
+
+def _is_known(x: Any) -> bool:
     return not isinstance(x, Tensor) or all(type(k) is int for k in x.shape)
 
 
@@ -95,9 +110,13 @@ def _count(change: int) -> None:
         _inside += change
         if change == 1 and _inside == 1:
             operators_with_kernels()  # torch keeps this list, and torch.export needs all of it
-            for op in (o for p in _PACKETS for o in (p.vec, p.default)):
-                _before[op] = {k: op.py_kernels.pop(k) for k in _KEYS if k in op.py_kernels}
-                op._dispatch_cache.clear()
+            for p in _PACKETS:
+                for op in (p.vec, p.default):
+                    _before[op] = {k: op.py_kernels.pop(k) for k in _KEYS if k in op.py_kernels}
+                    op._dispatch_cache.clear()
+                # Torch's kernel that is no Python takes no symbols.
+                by_size = _by_size(p.default, "nearest" not in str(p))
+                p.vec.py_kernels.update(dict.fromkeys(_before[p.vec], by_size))
         elif _inside == 0:
             for op, kernels in _before.items():
                 op.py_kernels.update(kernels)

@@ -270,13 +270,23 @@ class Compiled:
         if self._owner is not None:
             self._owner.watch()
         sizes = _SIZES.patch(**_ANY_SIZE) if self._dynamic else nullcontext()
-        with traceable(), garbage_waits(), sizes:
+        numbers = torch._dynamo.config.patch(specialize_float=True)
+        known = self._dynamic and self._own_numbers_stay(args, kwargs)
+        with traceable(), garbage_waits(), sizes, numbers if known else nullcontext():
             out = self._slow(self.original, args, kwargs)
         self.called = True
         if self._owner is not None:
             readers = [r for u in self.units for r in u.readers()]
             self._owner.give_up(readers, self.log)
         return out
+
+    def _own_numbers_stay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Are all numbers a module's own, such as an epsilon, and was it not compiled before? They
+        are taken as they are then: for each that may change, guards written in Python look at the
+        module in every call. The program after one that changed takes any."""
+        if self._entries or module_of(self.original) is None:
+            return False
+        return not any(isinstance(x, float) for x in pytree.tree_leaves((args, kwargs)))
 
     def _too_often(self) -> str:
         limit = torch._dynamo.config.recompile_limit

@@ -12,6 +12,7 @@ from math import prod
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Const, Fn, Index, walk
 from tilewright.kernel.defaults.scheduler import (
+    USUAL,
     Scheduler,
     cost,
     lanes_for,
@@ -59,7 +60,12 @@ def _schedule(s: Scheduler, host: str, axes: dict[str, int]) -> bool:
         part, vectors = f"{vectors}.0", f"{vectors}.1"
     found.unroll(s, [*filter(None, [part])], vectors)
     if part:
-        return s.parallel(part, work * points // s.target.cores)
+        inside = points if points != D.INF else USUAL**2
+        for k, x in enumerate(outer[: outer.index(ragged[0])]):
+            if not s.attempt(Fuse(part, x, f"{host}.b{k}")):
+                break
+            part = f"{host}.b{k}"
+        return s.parallel(part, work * inside // s.target.cores)
     top = outer[0] if outer else f"{last.name}.0"
     for k, x in enumerate(outer[1:]):
         if not s.attempt(Fuse(top, x, f"{host}.o{k}")):
@@ -142,11 +148,12 @@ class _Cases:
 
 def _vectors_of_a_thread(s: Scheduler, outer: list[str], ragged: str, vectors: str) -> int | None:
     """Where threads share the vectors: loops from the first with a rest on are taken apart, and do
-    not become one. None where those outside are enough for all threads."""
+    not become one. None where those outside are known to be enough for all threads: images of any
+    number may be one."""
     outside = [s.loops(x)[0].extent for x in outer[: outer.index(ragged)]]
     (many,) = (x.extent for x in s.loops(vectors))
     threads = s.target.cores
-    if not isinstance(many, int) or D.bounds(prod(outside))[1] >= threads:
+    if not isinstance(many, int) or D.bounds(prod(outside))[0] >= threads:
         return None
     return -(-many // threads) if many > 1 else None
 

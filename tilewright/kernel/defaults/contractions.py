@@ -23,6 +23,7 @@ from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.few_rows import few_rows, schedule_few_rows
 from tilewright.kernel.defaults.own_panels import own_panels, place_panels, prefetch_panels
 from tilewright.kernel.defaults.scheduler import (
+    USUAL,
     Scheduler,
     affine_pair,
     store_reads,
@@ -180,6 +181,9 @@ def schedule_contraction(
         t.choices = replace(s.choices, outer=s.choices.outer or "rows")
         t.window, t.vectors = True, min(t.vectors, s.choices.vectors or 2)
         t.rows = s.choices.rows or window_rows(s.target, t.vectors, extent(acc.axes[row]))
+    if t.plain and not t.group and not isinstance(extent(acc.axes[col]), int):
+        # What is left of columns of any number is part of one vector: its sums are registers too.
+        t.vectors = s.choices.vectors or 1
     dtype = s.group.buffer(a).dtype
     adjacent, large = _adjacent(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
@@ -291,7 +295,7 @@ def _copied_before(s: Scheduler, image: Stage, p: Placed) -> bool:
     if not around or not s.attempt(ComputeAt(image.name, around[-1])):
         return False
     b = s.nest.buffer(image.name)
-    if D.bounds(b.size)[1] * b.dtype.bytes > s.target.l2 // 4:
+    if guess(b.size) * b.dtype.bytes > s.target.l2 // 4:
         return False
     vector_loop(s, s.path(image.name)[-1].name, 4 * s.target.lanes(b.dtype.bits))
     return True
@@ -484,6 +488,7 @@ def parallel_tiles(s: Scheduler, t: Placed) -> str | None:
         sums = t.blocks or t.tile.acc
         stores = [(x, p) for x, p in walk_nest(found[0].body) if isinstance(x, Store)]
         paths = [p for x, p in stores if x.stage == sums]
-        per = max(prod(guess(q.extent, FEW) for q in p) for p in paths)
+        few = USUAL if t.tile.plain else FEW  # pixels are many
+        per = max(prod(max(1, guess(q.extent, few)) for q in p) for p in paths)
     s.parallel(top, per // 8)  # eight multiply-adds are one simple operation
     return top

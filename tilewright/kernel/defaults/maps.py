@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tilewright.base.errors import Refused
+from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
 from tilewright.kernel.defaults.cases import schedule_cases, schedule_short_rows
 from tilewright.kernel.defaults.interleave import schedule_interleaved
@@ -54,13 +55,18 @@ def _can_fuse_at(s: Scheduler, stage: str, k: int) -> bool:
     return len(path) > k + 1 and can_fuse(s, s.store(stage), path[k].var, path[k + 1].var)
 
 
+# So many usual sizes are several axes, such as those of images and their channels.
+MANY = 8
+
+
 def fuse_outer(s: Scheduler, stages: list[str], count: int, divide: bool = True) -> None:
     """The first `count` loops of each stage become one; unless they may `divide` by a number that
     only the call knows, without the last of these where that is needed."""
     for j in range(count - 1):
         if any(s.path(st)[1].extent == 0 for st in stages):
             return
-        if j and j == count - 2 and not divide and any(must_divide(s, st) for st in stages):
+        many = j or guess(s.path(stages[0])[0].extent) >= MANY * USUAL
+        if many and j == count - 2 and not divide and any(must_divide(s, st) for st in stages):
             return
         for st in stages:
             path = s.path(st)
