@@ -328,7 +328,7 @@ def _prefetch(s: Scheduler, p: Placed, top: str, ops: tuple[Load, Load]) -> None
             s.prefetch(b.name, around[-1], around[-1])
     outs = [b for b in s.nest.buffers if b.scope == "out"]
     written = sum(t.rows * t.lanes * t.vectors * b.dtype.bytes for b in outs)
-    if written > WAITING * LINE and not p.parts and p.tiles[1] != top:
+    if written > WAITING * LINE and not (p.parts or t.large) and p.tiles[1] != top:
         for b in outs:
             if D.bounds(b.size)[0] * b.dtype.bytes > s.target.l2:
                 s.prefetch(b.name, p.tiles[1], p.tiles[1])
