@@ -437,6 +437,7 @@ def _pipeline(n: Nest, rng: random.Random) -> Step | None:
 def _prefetch(n: Nest, rng: random.Random) -> Step | None:
     s, _ = rng.choice(_loops(n))
     sources = [str(r.source) for r in reads(s)]
+    sources += [x.buffer for x, _ in walk((s,)) if isinstance(x, Store)]
     if not sources:
         return None
     inside = [x.name for x, _ in walk(s.body) if isinstance(x, Loop)]

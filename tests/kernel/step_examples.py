@@ -554,6 +554,11 @@ EXAMPLES = {
         "Split('s.r0', 16)\nReorder(('s.r0.0', 's.i0', 's.r0.1'))",
         "Prefetch('x', 's.r0.0', 1, 's.r0.0')",
     ),
+    "prefetch-results": (
+        COPIED,
+        "Split('t.i2', 8)\nVectorize('t.i2.1')",
+        "Prefetch('t', 't.i1', 1, 't.i1')",
+    ),
     "prefetch-copy-named": (NAMED, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')"),
     "pragma": (MAP, "", "Pragma('y.i0', 'unroll', 4)"),
     "pragma-nontemporal": (GRID, "", "Pragma('y.i0', 'nontemporal')"),

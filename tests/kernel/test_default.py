@@ -18,6 +18,7 @@ from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Loop, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply, parse_trace, print_trace
+from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.text import parse_group
 from tilewright.targets import default, get
 
@@ -252,3 +253,60 @@ def test_choices_decide() -> None:
     seen = {print_trace(default_schedule(group, target, c)[0]) for c in (Choices(), *CHOICES[:4])}
     assert len(seen) == 5
     assert default_schedule(group, target, CHOICES[4]) == default_schedule(group, target)
+
+
+# The gradient of a convolution's weights: images with channels last, both operands with lanes.
+WEIGHTS = """
+group weights
+  in d: f32[1,2,20,20,16] laid out by n, c, y, x -> c//16, n, y, x, c%16
+  in x: f32[2,22,22,32]
+  out y: f32[16,32,3,3]
+  local t: f32[16,32,3,3]
+  t[t.i0,t.i1,t.i2,t.i3] add= {product} for {loops}, t.r0 in 2, t.r1 in 20, t.r2 in 20 from 0.0
+  y[y.i0,y.i1,y.i2,y.i3] = t[y.i0,y.i1,y.i2,y.i3] for {over}
+"""
+
+
+def test_of_two_operands_with_lanes_the_one_that_was_laid_out_for_them_has_them() -> None:
+    """Rows of a tile are then channels and taps, where three taps would leave registers idle."""
+    product = "d[0,t.r0,t.r1,t.r2,t.i0] * x[t.r0,t.i2+t.r1,t.i3+t.r2,t.i1]"
+    loops, over = (
+        ", ".join(f"{s}.i{k} in {n}" for k, n in enumerate((16, 32, 3, 3))) for s in "ty"
+    )
+    group = parse_group(WEIGHTS.format(product=product, loops=loops, over=over))
+    target = replace(get("x86-64-v4"), l2=16 << 10)
+    trace, nest = default_schedule(group, target)
+    text = print_trace(trace)
+    assert "FuseAxes(stage='t', axis=1, count=3)" in text
+    assert "Vectorize(loop='t.i0" in text or "Vectorize(loop='tb.i0" in text
+    judge = Judge(group, [{}])
+    judge.exact = False
+    judge.nest(nest)
+
+
+RESULTS = """
+group results
+  in x: f32[512,64]
+  in w: f32[16,64,48] laid out by k, j -> j//48, k, j%48
+  out y: f32[512,768]
+  out z: f32[512,768]
+  local t: f32[512,768]
+  t[t.i0,t.i1] add= x[t.i0,t.r0] * w[t.i1//48,t.r0,t.i1%48] for {loops}, t.r0 in 64 from 0.0
+  y[y.i0,y.i1] = t[y.i0,y.i1] * 2.0 for y.i0 in 512, y.i1 in 768
+  z[z.i0,z.i1] = y[z.i0,z.i1] + 1.0 for z.i0 in 512, z.i1 in 768
+"""
+
+
+def test_lines_of_results_arrive_early_where_a_tile_writes_many() -> None:
+    """A store waits for its line, and a processor goes on with so many waiting only."""
+    target = replace(get("x86-64-v4"), prefetch=1, l2=1 << 20)
+    two = RESULTS.format(loops="t.i0 in 512, t.i1 in 768")
+    one = two.replace("  out y", "  local y")
+    small = two.replace("768", "96").replace("[16,", "[2,")  # the second cache has them
+
+    def asked(text: str) -> set[str]:
+        trace, _ = default_schedule(parse_group(text), target)
+        return {x.buffer for x in trace if isinstance(x, Prefetch)} & {"y", "z"}
+
+    assert asked(two) == {"y", "z"}
+    assert not asked(one) and not asked(small)

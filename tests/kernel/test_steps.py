@@ -253,7 +253,7 @@ REFUSALS = [
     (TWO, "", "DoubleBuffer('x')", "x is an argument"),
     (TWO, "", "DoubleBuffer('t')", "t is not allocated inside a loop"),
     (TWO, "", "Prefetch('q', 'y.i0')", "there is no buffer q"),
-    (TWO, "", "Prefetch('x', 'y.i0')", "nothing in y.i0 reads x"),
+    (TWO, "", "Prefetch('x', 'y.i0')", "nothing in y.i0 reads or writes x"),
     (TWO, "", "Prefetch('x', 't.i0', 0)", "0 is not a positive distance"),
     (TWO, "ComputeAt('t', 'y.i0')", "Prefetch('t', 'y.i0')", "t is a new one in every iteration"),
     (GATHER, "", "Prefetch('x', 'y.i0')", "where x is read is itself read from memory"),

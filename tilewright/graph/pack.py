@@ -23,10 +23,12 @@ from tilewright.ir.product import Product, TileShape
 from tilewright.ir.register_tile import (
     LINE,
     copies_panels,
+    dividing_rows,
     lanes_of,
     lines_of,
     panel_width,
     products_of,
+    reads_apart,
     register_tile,
 )
 from tilewright.ir.target import Target
@@ -76,13 +78,13 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
         return rebuild_knowing(program, change)
 
     def _turned(self, n: Node, c: Contraction, constant: set[Node], log: Log) -> Node:
-        """With a left operand whose sums run along memory: one that lies the other way is stored
-        once more. Rows of a tile would read it in steps of whole rows, which share few places of
-        a cache."""
+        """With a left operand whose sums run along memory, or in panels of a tile's rows: one that
+        lies the other way is stored once more. Rows of a tile would read it in steps of whole rows,
+        which share few places of a cache."""
         x = n.inputs[c.left]
         if x in constant or not self._lies_across(n, c):
             return n
-        found = _sums_last(n, c)
+        found = self._row_panels(n, c, n.inputs[c.right] in constant) or _sums_last(n, c)
         log.add("pack", f"left operand of {n.op.name} as {found}", detail=True)
         fresh = unrelayout(relayout(x, found), found, x.shape)
         return node(n.op, *(fresh if k == c.left else y for k, y in enumerate(n.inputs)))
@@ -102,10 +104,48 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
             and axes[order[-1]] in c.rows
             and min(rows, columns) >= USES
             and rows * sums * x.dtype.bytes > SMALL
+            and not self._stays(n, x, order, summed)
         )
+
+    def _stays(self, n: Node, x: Node, order: tuple[int, ...], summed: list[int]) -> bool:
+        """Do the lines that rows of a tile read across all of the sum stay in the first cache?"""
+        inner = order[order.index(summed[0]) + 1 :]
+        stride = prod(guess(x.shape[k]) for k in inner) * x.dtype.bytes
+        tall = register_tile(self.target, n.dtype).rows * x.dtype.bytes
+        deep = guess(x.shape[summed[0]])
+        return len(summed) == 1 and not reads_apart(self.target, deep, stride, tall)
+
+    def _row_panels(self, n: Node, c: Contraction, constant: bool) -> Map | None:
+        """The map of a left operand that lies across into panels of as many rows as tiles have,
+        which are copied as they lie: pieces of lines, nothing is turned. None where tiles do not
+        divide the rows, or an instruction loads rows."""
+        found, axes = self._panel(n, c, constant), _left_axes(n, c)
+        assert axes is not None
+        own = [k for k, a in enumerate(axes) if a in c.rows]
+        if found is None or found[1] > 1 or len(own) != 1 or c.lane not in c.columns:
+            return None
+        if any(p.loads == "rows" for p in self.target.products):
+            return None
+        rows, lanes = n.inputs[c.left].shape[own[0]], lanes_of(self.target, n.dtype)
+        tile = register_tile(self.target, n.dtype, found[0])
+        tall = dividing_rows(tile.rows, tile.most, rows)
+        width = max(tall, lanes)
+        if width % min(tall, lanes) or not isinstance(rows, int) or rows % width:
+            return None
+        names = [f"a{k}" for k in range(len(axes))]
+        row = names[own[0]]
+        outer = [x for x, a in zip(names, axes, strict=True) if a < n.rank and x != row]
+        summed = [names[axes.index(a)] for a in sorted(axes) if a >= n.rank]
+        target = [*outer, f"{row}//{width}", *summed, f"{row}%{width}"]
+        return Map.parse(f"{', '.join(names)} -> {', '.join(target)}")
 
     def map_for(self, n: Node, c: Contraction, constant: bool) -> Map | None:
         """The map of the right operand, or None where it stays as it is."""
+        found = self._panel(n, c, constant)
+        return None if found is None else _tiled(c, len(n.shape), *found)
+
+    def _panel(self, n: Node, c: Contraction, constant: bool) -> tuple[int, int] | None:
+        """Columns of a panel of the right operand, and how many steps of the sum stay together."""
         w = n.inputs[c.right]
         if facts(w).kind == "view" and w.inputs[0].op.barrier:
             return None  # packed already
@@ -123,7 +163,7 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
         else:
             width = _group_width(n, c, tile.columns, lanes)
         group = 1 if p is None else p.group
-        return None if width is None else _tiled(c, len(n.shape), width, group)
+        return None if width is None else (width, group)
 
     def packs(self, n: Node, c: Contraction, constant: bool) -> bool:
         """Is each element used often enough to pay for the copy? Without groups, products of bytes

@@ -12,6 +12,7 @@ from tilewright.ir.dim import Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, extent, walk
 from tilewright.ir.product import Product
 from tilewright.ir.register_tile import (
+    LINE,
     dividing_rows,
     operand_level,
     products_of,
@@ -301,9 +302,15 @@ def _copied_before(s: Scheduler, image: Stage, p: Placed) -> bool:
     return True
 
 
+# Vectors that a processor has written and that wait for their lines, while it goes on. Those of a
+# tile with one result wait while the next tile adds up; where there are more, it stops.
+WAITING = 32
+
+
 def _prefetch(s: Scheduler, p: Placed, top: str, ops: tuple[Load, Load]) -> None:
     """The next panel of an operand that no cache holds arrives while the rows pass by this one, and
-    what the next tile's sums are put together with while those of this one are added up."""
+    what the next tile's sums are put together with while those of this one are added up: so do the
+    lines of its results, if these are many."""
     t, inmost = p.tile, p.blocks or p.tile.acc
     stores = [(x, q) for x, q in walk_nest(s.nest.body) if isinstance(x, Store)]
     paths = [q for x, q in stores if x.stage == inmost and q and q[-1].kind == "tensor"]
@@ -323,6 +330,12 @@ def _prefetch(s: Scheduler, p: Placed, top: str, ops: tuple[Load, Load]) -> None
         large = D.bounds(b.size)[0] * b.dtype.bytes > s.target.l2
         if b.scope == "in" and b.name not in own and large:
             s.prefetch(b.name, around[-1], around[-1])
+    outs = [b for b in s.nest.buffers if b.scope == "out"]
+    written = sum(t.rows * t.lanes * t.vectors * b.dtype.bytes for b in outs)
+    if written > WAITING * LINE and not (p.parts or t.large) and p.tiles[1] != top:
+        for b in outs:
+            if D.bounds(b.size)[0] * b.dtype.bytes > s.target.l2:
+                s.prefetch(b.name, p.tiles[1], p.tiles[1])
 
 
 def _join_single(s: Scheduler, p: Placed) -> None:
@@ -340,7 +353,7 @@ def _lane_choice(
 ) -> tuple[int, int] | None:
     """(output axis for lanes, width of the tile): an axis that is contiguous in one operand, within
     a packed block, and absent from the other."""
-    best: tuple[int, int, int, int] | None = None
+    best: tuple[int, int, bool, int, int] | None = None
     for k, a in enumerate(acc.axes):
         if extent(a) == 1 and len(acc.axes) > 1:
             continue
@@ -364,9 +377,16 @@ def _lane_choice(
         )
         filled = D.bounds(extent(a))[1]
         filled = min(s.target.lanes(32), int(filled)) if score else 0  # of a vector
-        if score and (best is None or (score, filled) >= best[:2]):
-            best = (score, filled, k, width)
-    return best[2:] if best else None
+        laid = _laid_for(s, ops, a)
+        if score and (best is None or (score, filled, laid) >= best[:3]):
+            best = (score, filled, laid, k, width)
+    return best[3:] if best else None
+
+
+def _laid_for(s: Scheduler, ops: tuple[Load, Load], a: Sym) -> bool:
+    """Was an operand laid out so that this axis is innermost, in one block or in several?"""
+    by = [(s.nest.buffer(str(x.source)).layout, x) for x in ops]
+    return any(m is not None and x.index and a in D.symbols(x.index[-1]) for m, x in by)
 
 
 def _block(s: Scheduler, ops: tuple[Load, Load], a: Sym) -> int | None:

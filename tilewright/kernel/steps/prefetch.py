@@ -36,7 +36,8 @@ FIRST_RUNS = 8  # of a loop that runs an unknown number of times
 @dataclass(frozen=True)
 class Prefetch(Step):
     """Each iteration of a loop prefetches the cache line of the first element of a buffer that the
-    iteration `distance` later reads. Nothing is read by that, so it may point past the end. Loops
+    iteration `distance` later reads, or writes where it reads none: a line that is written has to
+    be there first. Nothing is read by that, so it may point past the end. Loops
     with something in front are no longer perfectly nested: prefetch last.
 
     for i in 100:                      for i in 100:
@@ -47,7 +48,7 @@ class Prefetch(Step):
     iteration of that loop. If `over` reads the buffer itself, this has to lie in one piece; if
     another loop does (one that copies what `over` works on), rows along its lanes are prefetched,
     wherever they are. `over` may be the loop itself: then each iteration prefetches all of a later
-    one, in one piece or in rows. What sums are added to is read as well. Lines go to the cache of a
+    one, in one piece or in rows. Lines go to the cache of a
     `level`. Of loops that run an unknown number of times, the first FIRST_RUNS iterations share the
     lines.
     """
@@ -70,7 +71,7 @@ class Prefetch(Step):
         self.need(known, f"there is no cache of level {self.level} to prefetch into", "1 to 3")
         around = {x: p for x, p in self.loops(n, self.loop) if self._reads(x)}
         found = list(around)
-        self.need(found, f"nothing in {self.loop} reads {self.buffer}")
+        self.need(found, f"nothing in {self.loop} reads or writes {self.buffer}")
         for x in found:
             self.need(x.kind in ("serial", "parallel"), f"{self.loop} is already {x.kind}")
             own = any(s == Alloc(self.buffer) for s, _ in walk(x.body))
@@ -264,6 +265,6 @@ def _runs(q: Loop) -> int:
 
 
 def _reads(s: Stmt) -> list[Load]:
-    """What a statement and those inside read, and what they add to."""
-    stores = (x for x, _ in walk((s,)) if isinstance(x, Store) and x.combine is not None)
+    """What a statement and those inside read, then what they write."""
+    stores = (x for x, _ in walk((s,)) if isinstance(x, Store))
     return [*reads(s), *(load(x.buffer, x.index, x.value.dtype) for x in stores)]
