@@ -34,7 +34,7 @@ from tilewright.driver.torch.options import TorchOptions
 from tilewright.driver.torch.own_weights import Owner
 from tilewright.driver.torch.reasons import break_reason, title_of
 from tilewright.driver.torch.shortcut import Call, shortcut
-from tilewright.driver.torch.unchanged import CannotWatch, Unchanged
+from tilewright.driver.torch.unchanged import CannotWatch, Unchanged, module_of
 from tilewright.driver.weights.given_up import traceable
 
 _number = count()
