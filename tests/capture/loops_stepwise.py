@@ -404,8 +404,8 @@ def all_variables(x: Tensor, w: Tensor) -> Any:
 
 
 def makes_lists(x: Tensor, w: Tensor) -> Any:
-    out: list[Any] = [None] * STEPS
     h = x.new_zeros(3, 4)
+    out = [h] * STEPS
     for t in range(STEPS):
         h = torch.tanh(h @ w + x[:, t])
         out[t] = h

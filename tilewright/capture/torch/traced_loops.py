@@ -305,8 +305,14 @@ def loops_traced() -> Loops | None:
 def _begins_steps(theirs: Callable[..., None]) -> Callable[..., None]:
     @wraps(theirs)
     def called(self: Any, inst: Any) -> None:
-        if _now.tracing is not None:
-            _now.tracing.arrive(self, inst)
+        loops = _now.tracing
+        if loops is not None:
+            try:
+                loops.arrive(self, inst)
+            except UnspecializeRestartAnalysis:
+                raise
+            except Exception:  # of a Dynamo that is not as expected: steps are traced as they are
+                loops.restarts = RESTARTS
         theirs(self, inst)
 
     return called
@@ -332,16 +338,20 @@ def _hook() -> bool:
     """Whether Dynamo's parts are as they are expected; then it tells when a step begins."""
     names = ("InstructionTranslator", "InliningInstructionTranslator")
     classes = [getattr(symbolic_convert, x, None) for x in names]
-    opcode, made = dis.opmap["FOR_ITER"], RangeIteratorVariable(0, 1, 1, 1)
-    fields = all(hasattr(made, x) for x in ("start", "stop", "step", "len"))
-    if not fields or not all(callable(c.dispatch_table[opcode]) for c in classes if c):
+    opcode = dis.opmap["FOR_ITER"]
+    try:
+        made = RangeIteratorVariable(0, 1, 1, 1)
+        tables: list[Any] = [c.dispatch_table for c in classes if c is not None]
+        known = all(hasattr(made, x) for x in ("start", "stop", "step", "len"))
+        known = known and len(tables) == len(names) and all(callable(t[opcode]) for t in tables)
+    except Exception:  # another version
         return False
-    setattr(TensorVariable, "var_getattr", _not_in_steps(TensorVariable.var_getattr))  # noqa: B010
-    for c in classes:
-        if c is None:
-            return False
-        c.dispatch_table[opcode] = _begins_steps(c.dispatch_table[opcode])
-    return True
+    if known:
+        asked = _not_in_steps(TensorVariable.var_getattr)
+        setattr(TensorVariable, "var_getattr", asked)  # noqa: B010
+        for table in tables:
+            table[opcode] = _begins_steps(table[opcode])
+    return known
 
 
 _is_known = _hook()
