@@ -129,6 +129,30 @@ def averaged() -> Iterator[Call]:
     yield aten.avg_pool3d.default, (x.unsqueeze(0), [2, 2, 2], [1], [1], False, False), {}
 
 
+def rounded() -> Iterator[Call]:
+    whole, some = torch.randint(-5, 5, (50,), dtype=torch.int32), torch.randn(50) * 2
+    limits = (-60, 61)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(9, 50).to(dtype) * 3
+        x[0, :4] = torch.tensor([0.125, -0.125, 0.375, 1e4]).to(dtype)  # ties, and beyond
+        for scale, zero in ((0.03, 3), (0.25, -1)):
+            each = aten.fake_quantize_per_tensor_affine_cachemask.default
+            yield each, (x, scale, zero, *limits), {}
+            numbers = torch.tensor([scale]), torch.tensor([zero], dtype=torch.int32)
+            for on in (0, 1):
+                op = aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
+                yield op, (x, *numbers, torch.tensor([on]), *limits), {}
+        for zeros in (whole, some):
+            op = aten.fake_quantize_per_channel_affine_cachemask.default
+            yield op, (x, torch.rand(50) * 0.1 + 0.01, zeros, 1, *limits), {}
+        mask = x > 0
+        yield aten.fake_quantize_per_tensor_affine_cachemask_backward.default, (x, mask), {}
+    x, learned = torch.randn(9, 50) * 3, (torch.tensor([0.03]), torch.tensor([3.2]), *limits, 0.5)
+    yield aten._fake_quantize_learnable_per_tensor_affine.default, (x, *learned), {}
+    back = aten._fake_quantize_learnable_per_tensor_affine_backward.default
+    yield back, (torch.randn(9, 50), x, *learned), {}
+
+
 def segmented() -> Iterator[Call]:
     """With an empty segment, equal elements, zeros and elements of no segment."""
     back = aten._segment_reduce_backward.default
@@ -145,6 +169,7 @@ def segmented() -> Iterator[Call]:
 
 COMPOSED = [
     averaged,
+    rounded,
     mirrored,
     frequencies,
     windows,

@@ -43,10 +43,15 @@ from torch.utils import _pytree as pytree
 
 import tilewright as tw
 from tests.driver import (  # noqa: F401
+    ordinary_learning,
     ordinary_models,
     ordinary_more,
     ordinary_numbers,
+    ordinary_physics,
+    ordinary_sequences,
     ordinary_signals,
+    ordinary_spaces,
+    ordinary_vision,
 )
 from tests.driver.ordinary_table import PROGRAMS, Ordinary
 from tilewright.bench.measure import busy, take_turns
@@ -124,8 +129,14 @@ def exact(p: Ordinary) -> Any:
     if isinstance(function, nn.Module):
         function = copy.deepcopy(function).double()
         wanted += list(function.parameters())
-    result = function(*inputs)
-    return result.detach(), torch.autograd.grad(result, wanted)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with WeightsInDouble():
+            result = function(*inputs)
+            return result.detach(), torch.autograd.grad(result, wanted)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _floats(x: Any) -> bool:

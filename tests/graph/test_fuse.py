@@ -137,6 +137,24 @@ def test_a_strided_row_is_copied_once() -> None:
     assert criteria(f, "permute", "sum") == {"misaligned access"}
 
 
+def test_what_is_costly_is_not_computed_where_a_joined_kernel_reads_other_elements() -> None:
+    """A shared operand would make one kernel of a value and of readers of its neighbours."""
+    a, at = arg("a", 64, 64), arg("at", 64, 64, dtype=i64)
+    for _ in range(3):
+        value, shared = build.tanh(build.exp(a)), build.sqrt(a)
+        rows, columns = build.gather(value, at, 0), build.gather(value, at, 1)
+        a = build.mul(build.add(rows, columns), shared)
+    f = fused(a)
+    assert kinds(f) == ["map"] * 4
+
+
+def test_what_is_cheap_is_computed_where_its_neighbours_are_read() -> None:
+    a = arg("a", 64, 64)
+    value = build.add(a, 1.0)
+    moved = build.pad(build.slice(value, 0, 1), (0, 0), (1, 0))
+    assert kinds(fused(build.mul(moved, value))) == ["map"]
+
+
 # ---- contractions
 
 

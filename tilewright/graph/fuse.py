@@ -23,7 +23,6 @@ from tilewright.base.events import HeldLog, Log
 from tilewright.graph.align import SinkReshapes, UndoPermutes
 from tilewright.graph.chains import Chains
 from tilewright.graph.classify import (
-    OTHER,
     Facts,
     contraction,
     facts,
@@ -32,6 +31,7 @@ from tilewright.graph.classify import (
     same_prefix,
 )
 from tilewright.graph.cluster import Cluster, Fused, Refusal, Why
+from tilewright.graph.crossing import Crossing
 from tilewright.graph.cuts import Cut, Cuts, assembled, lengthened
 from tilewright.graph.inline import inlining_of
 from tilewright.graph.product_chains import ProductChains
@@ -43,7 +43,6 @@ from tilewright.graph.regions import (
     Size,
     is_row_shape,
     is_scalar_constant,
-    misaligned,
     repeats,
     trace,
 )
@@ -64,8 +63,6 @@ from tilewright.ops.views import Pad
 
 # Products of a sum, at most, for which conditions are evaluated again rather than a result stored.
 FEW = 64
-# Readers of an element that is found through an index, from which on it is stored for them.
-GATHERED = 2
 
 
 @dataclass(frozen=True)
@@ -142,6 +139,8 @@ class _Fuser:
         self.readers: dict[Node, list[tuple[Node, Read]]] = {}
         self.unchained: dict[tuple[Node, Node], Why] = {}
         self.again: set[Node] = set()  # what every reader should make for itself
+        found = self.regions, self.facts, self.readers, self.results
+        self.crossing = Crossing(*found, limits.cheap)
 
     def run(self) -> None:
         for n in self.order:
@@ -318,8 +317,7 @@ class _Fuser:
         why = self.fits(n, f, other) or self.alike(other, region)
         if why is None and not self.regions.mergeable(other, region):
             why = "changed semantics", "a third kernel has to run between the two"
-        if why is None:
-            why = self.too_large(other, region)
+        why = why or self.crossing.between(other, region) or self.too_large(other, region)
         if why is None:
             self.unite(other, region)
         else:
@@ -408,7 +406,7 @@ class _Fuser:
             return None
         if e.kind == "row" and any(len(self.users[p]) > 1 for p in c.nodes):
             return "incompatible iteration", f"{_show(c.domain)} against rows of {_show(e.domain)}"
-        return self.recomputed(c, edges)
+        return self.crossing.recomputed(c.nodes, edges)
 
     def few_products(self, c: Region, e: Region, edges: list[tuple[Node, Read]]) -> bool:
         """Is it the padding of images for sums of a few products that share nothing (a depthwise
@@ -424,29 +422,6 @@ class _Fuser:
         """Is it costly, and different for each remainder of an index?"""
         f = self.facts[n]
         return f.flops > 4 * self.limits.cheap and not all(a.affine for a in f.accesses)
-
-    def recomputed(self, c: Region, edges: list[tuple[Node, Read]]) -> Why | None:
-        """Is computing a region where it is read too much work, or work on scattered elements?"""
-        cost = sum(self.facts[n].flops for n in c.nodes)
-        points = size = 0
-        apart = False
-        for q, r in edges:
-            p, s = repeats(r, self.facts[q].domain)
-            points, size = points + p, max(size, s)
-            apart = apart or misaligned(r, self.facts[q])
-        times = points / max(size, 1)
-        if times > 1.01 and cost > self.limits.cheap:
-            return "too large", f"{cost} operations per element, computed {times:.3g} times"
-        if times >= GATHERED and any(map(self.gathers, c.nodes)):
-            return "misaligned access", f"its elements would be gathered {times:.3g} times"
-        if apart and (cost > 2 * self.limits.cheap or times > 1.01):
-            return "misaligned access", "its elements would be gathered one by one"
-        return None
-
-    def gathers(self, n: Node) -> bool:
-        """Does it find neighbours one by one, through an index that is computed?"""
-        found = self.facts[n].accesses
-        return any(not a.affine and a.axes and a.axes[-1] == OTHER for a in found)
 
     def absorbable_anchor(self, c: Region, e: Region, edges: list[tuple[Node, Read]]) -> Why | None:
         """The same for a region with a reduction, whose only reader is a region of maps."""

@@ -40,7 +40,8 @@ def fill(c: Context, x: Node, value: Any) -> Node:
     return _filled(c, value)
 
 
-@aten("zeros", "zeros_like", "new_zeros", "zero")
+# The second is what forward derivatives begin with, which in eager has no memory of its own.
+@aten("zeros", "_efficientzerotensor", "zeros_like", "new_zeros", "zero")
 def zeros(c: Context, *_: Any, **__: Any) -> Node:
     return _filled(c, 0)
 
