@@ -46,3 +46,24 @@ def test_weights_are_left_to_torch() -> None:
     f = lambda x: torch.cov(x, fweights=often) + 1  # noqa: E731
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(f, backend="tilewright")(x), f(x))
+
+
+def test_a_divergence_of_kinds_that_nobody_asked_for_before() -> None:
+    """Torch looks in a table then, in a way that Dynamo does not follow."""
+    from torch.distributions import Beta, Normal, kl
+
+    class Shifted(Normal): ...
+
+    kinds = (Shifted, Normal), (Beta, Beta)
+    for pair in kinds:
+        kl._KL_MEMOIZE.pop(pair, None)
+
+    def f(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        first = kl.kl_divergence(Shifted(a, b), Normal(b, 1.0))
+        return first, kl.kl_divergence(p=Beta(b, b + 1), q=Beta(b + 2, b))
+
+    torch._dynamo.reset()
+    a, b = torch.randn(9), torch.rand(9) + 0.5
+    found = torch.compile(f, backend="tilewright", fullgraph=True)(a, b)
+    for got, right in zip(found, f(a, b), strict=True):
+        torch.testing.assert_close(got, right)

@@ -13,7 +13,7 @@ from tilewright.capture.torch.context import Context, axes_of, axis_of, cast, pa
 from tilewright.capture.torch.registry import Untranslated, aten
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
-from tilewright.ir.types import b1, i64
+from tilewright.ir.types import b1, i16, i32, i64, u8
 
 
 def _size(x: Node, axes: Sequence[int]) -> Dim:
@@ -213,12 +213,23 @@ def cummax(c: Context, x: Node, dim: int) -> tuple[Node, Node]:
 # ---- order
 
 
+def _narrow(c: Context, x: Node) -> Node:
+    """Whole numbers in the narrowest dtype that holds all they can be: what sorting does depends on
+    its bits, and positions or kinds of which there are few have few."""
+    ends = c.checks.ranges.of(x).numbers if x.dtype.is_int else None
+    if ends is None:
+        return x
+    fits = (d for d in (u8, i16, i32) if d.lowest <= ends[0] and ends[1] <= d.highest)
+    found = next(fits, x.dtype)
+    return cast(x, found) if found.bits < x.dtype.bits else x
+
+
 @aten("sort.default")
 def sort(c: Context, x: Node, dim: int = -1, descending: bool = False) -> tuple[Node, Node]:
     if x.rank == 0:
         return x, c.number(0, i64)
-    values, indices = parts(ops.sort(x, axis_of(dim, x.rank), descending))
-    return values, indices
+    values, indices = parts(ops.sort(_narrow(c, x), axis_of(dim, x.rank), descending))
+    return cast(values, x.dtype), indices
 
 
 @aten("sort.stable")
@@ -234,8 +245,8 @@ def topk(
 ) -> tuple[Node, Node]:
     if x.rank == 0:
         return x, c.number(0, i64)
-    values, indices = parts(ops.topk(x, k, axis_of(dim, x.rank), largest))
-    return values, indices
+    values, indices = parts(ops.topk(_narrow(c, x), k, axis_of(dim, x.rank), largest))
+    return cast(values, x.dtype), indices
 
 
 @aten("kthvalue.default")
