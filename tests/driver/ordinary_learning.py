@@ -1,5 +1,5 @@
-"""More programs of a new user (see ordinary_table.py): losses, learning by rewards, optimizers,
-functions of functions, distributions."""
+"""More programs of a new user (see ordinary_table.py): losses, learning by rewards, functions of
+functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributions import Beta, Categorical, Dirichlet, Normal, kl_divergence
+from torch.distributions import Normal
 
 from tests.driver.ordinary_table import Ordinary, program, whole
 
@@ -98,7 +98,9 @@ def survival_loss() -> Ordinary:
         return -((risk - risk.logcumsumexp(0)) * seen).sum() / seen.sum()
 
     return Ordinary(
-        f, (torch.randn(300, requires_grad=True), torch.rand(300), (torch.rand(300) > 0.4).float()), True
+        f,
+        (torch.randn(300, requires_grad=True), torch.rand(300), (torch.rand(300) > 0.4).float()),
+        True,
     )
 
 
@@ -106,7 +108,9 @@ def survival_loss() -> Ordinary:
 def small_student() -> Ordinary:
     """Distillation with a teacher's features, and the teacher that follows its student."""
 
-    def f(x: Tensor, y: Tensor, weights: list[Tensor], slow: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def f(
+        x: Tensor, y: Tensor, weights: list[Tensor], slow: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         t = 4.0
         soft = F.kl_div((x / t).log_softmax(-1), (y / t).softmax(-1), reduction="batchmean") * t * t
         slow = [a.clone() for a in slow]
@@ -180,7 +184,9 @@ class Actor(nn.Module):
         raw = Normal(mean, std).loc + std * noise
         logp = Normal(mean, std).log_prob(raw) - 2 * (math.log(2) - raw - F.softplus(-2 * raw))
         both = torch.cat([x, raw.tanh()], -1)
-        return (0.2 * logp.sum(-1, keepdim=True) - torch.minimum(self.one(both), self.two(both))).mean()
+        return (
+            0.2 * logp.sum(-1, keepdim=True) - torch.minimum(self.one(both), self.two(both))
+        ).mean()
 
 
 @program
@@ -196,7 +202,9 @@ def draws_by_priority() -> Ordinary:
         p = (gap.abs() + 1e-6) ** 0.6
         total = p.cumsum(0)
         step = torch.arange(u.shape[0]) / u.shape[0]
-        at = torch.searchsorted(total, (step + u / u.shape[0]) * total[-1]).clamp(max=p.shape[0] - 1)
+        at = torch.searchsorted(total, (step + u / u.shape[0]) * total[-1]).clamp(
+            max=p.shape[0] - 1
+        )
         weight = (p[at] / total[-1] * p.shape[0]) ** -0.4
         return at, weight / weight.max()
 
@@ -280,7 +288,13 @@ def equation_as_loss() -> Ordinary:
     class Solution(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1, bias=False))
+            self.net = nn.Sequential(
+                nn.Linear(2, 32),
+                nn.Tanh(),
+                nn.Linear(32, 32),
+                nn.Tanh(),
+                nn.Linear(32, 1, bias=False),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             value = lambda p: self.net(p).squeeze(-1)  # noqa: E731
@@ -309,102 +323,3 @@ def orbit_by_network() -> Ordinary:
             return x.square().mean()
 
     return Ordinary(Field(), (torch.randn(64, 4),), gradient=True)
-
-
-# ---- distributions
-
-
-@program
-def logarithms_of_chances() -> Ordinary:
-    def f(x: Tensor, a: Tensor, b: Tensor, logits: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-        first, second = Normal(a, b), Normal(0.0, 1.0)
-        share = Beta(a.abs() + 1, b + 1)
-        kind = Categorical(logits=logits)
-        return (
-            *(first.log_prob(x), kl_divergence(first, second), share.log_prob(x.sigmoid())),
-            *(kind.log_prob(k), kind.entropy(), Dirichlet(logits.exp()).entropy()),
-        )
-
-    inputs = torch.randn(64, 8), torch.randn(64, 8), torch.rand(64, 8) + 0.5
-    return Ordinary(f, (*inputs, torch.randn(64, 8), whole(8, 64)))
-
-
-class Codes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.into = nn.Sequential(nn.Linear(196, 64), nn.ReLU(), nn.Linear(64, 16))
-        self.out = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 196))
-
-    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
-        mean, log_var = self.into(x).chunk(2, -1)
-        z = mean + noise * (0.5 * log_var).exp()
-        like = F.binary_cross_entropy_with_logits(self.out(z), x, reduction="sum")
-        return (like - 0.5 * (1 + log_var - mean.square() - log_var.exp()).sum()) / x.shape[0]
-
-
-@program
-def variational_codes() -> Ordinary:
-    return Ordinary(Codes(), (torch.rand(64, 196), torch.randn(64, 8)), gradient=True)
-
-
-# ---- optimizers
-
-
-@program
-def adam_by_hand() -> Ordinary:
-    def f(w: list[Tensor], g: list[Tensor], m: list[Tensor], v: list[Tensor]) -> list[Tensor]:
-        norm = torch.stack([x.norm() for x in g]).norm()
-        cut = (1 / (norm + 1e-6)).clamp(max=1)
-        out = []
-        for a, b, c, d in zip(w, g, m, v, strict=True):
-            b = b * cut
-            c = c.mul(0.9).add(b, alpha=0.1)
-            d = d.mul(0.999).addcmul(b, b, value=0.001)
-            out += [a - 1e-3 * ((c / 0.1) / ((d / 0.001).sqrt() + 1e-8) + 0.01 * a), c, d]
-        return out
-
-    shapes = (64, 64), (64,), (128, 64), (128,)
-    make = lambda: [torch.rand(s) for s in shapes]  # noqa: E731
-    return Ordinary(f, (make(), make(), make(), make()))
-
-
-@program
-def orthogonal_steps() -> Ordinary:
-    """Muon: momentum made orthogonal by Newton and Schulz."""
-
-    def f(g: Tensor) -> Tensor:
-        x = g / (g.norm() + 1e-7)
-        for _ in range(5):
-            a = x @ x.T
-            x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
-        return x
-
-    return Ordinary(f, (torch.randn(64, 128),))
-
-
-@program
-def rates_per_channel() -> Ordinary:
-    """Weights rounded to eight bits forward, a scale for each channel, a range for inputs."""
-
-    class Rounded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(64, 96) / 10)
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            scale = self.weight.detach().abs().amax(1) / 127
-            w = torch.fake_quantize_per_channel_affine(
-                self.weight, scale, torch.zeros(64, dtype=torch.int32), 0, -128, 127
-            )
-            x = torch.fake_quantize_per_tensor_affine(x, 0.05, 128, 0, 255)
-            return F.mse_loss(F.linear(x, w), y)
-
-    net, x, y = Rounded(), torch.randn(32, 96, requires_grad=True), torch.randn(32, 64)
-
-    def judge(found: Any) -> str | None:  # scales of float64 are refused by torch
-        loss = net(x, y)
-        wanted = loss, *torch.autograd.grad(loss, [x, *net.parameters()])
-        near = map(torch.allclose, (found[0], *found[1]), wanted)
-        return None if all(near) else "is not what eager gives"
-
-    return Ordinary(net, (x, y), True, judge)

@@ -1,4 +1,4 @@
-"""More programs of a new user (see ordinary_table.py): simulations, solvers, series, bits."""
+"""More programs of a new user (see ordinary_table.py): simulations and solvers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.driver.ordinary_table import Ordinary, program, whole
+from tests.driver.ordinary_table import Ordinary, program
 
 # ---- fields
 
@@ -27,7 +27,9 @@ def waves() -> Ordinary:
 @program
 def lattice_of_particles() -> Ordinary:
     """Lattice Boltzmann, nine directions: collisions, then moves."""
-    way = torch.tensor([[0, 0], [1, 0], [0, 1], [-1, 0], [0, -1], [1, 1], [-1, 1], [-1, -1], [1, -1]])
+    way = torch.tensor(
+        [[0, 0], [1, 0], [0, 1], [-1, 0], [0, -1], [1, 1], [-1, 1], [-1, -1], [1, -1]]
+    )
     weight = torch.tensor([4 / 9] + [1 / 9] * 4 + [1 / 36] * 4)[:, None, None]
 
     def f(x: Tensor, wall: Tensor) -> Tensor:
@@ -52,7 +54,9 @@ def pressure_by_iterations() -> Ordinary:
         p = torch.zeros_like(b)
         for _ in range(10):
             q = p.clone()
-            q[1:-1, 1:-1] = (p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - b[1:-1, 1:-1]) / 4
+            q[1:-1, 1:-1] = (
+                p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - b[1:-1, 1:-1]
+            ) / 4
             q[0], q[-1], q[:, 0], q[:, -1] = q[1], q[-2], 0, q[:, -2]
             p = q
         inner = p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - 4 * p[1:-1, 1:-1]
@@ -330,132 +334,3 @@ def prices_of_paths() -> Ordinary:
         return mean * math.exp(-0.03), ((path[:, -1] - 100).relu() * alive).mean()
 
     return Ordinary(f, (torch.randn(4000, 50),))
-
-
-# ---- series
-
-
-@program
-def bands_and_drops() -> Ordinary:
-    """Of prices: bands around a moving mean, and the deepest fall from a maximum."""
-
-    def f(x: Tensor) -> tuple[Tensor, ...]:
-        parts = x.unfold(1, 20, 1)
-        mean, spread = parts.mean(-1), parts.std(-1)
-        top = x.cummax(1).values
-        gain = x.diff(dim=1)
-        up = gain.clamp(min=0).unfold(1, 14, 1).mean(-1)
-        down = (-gain).clamp(min=0).unfold(1, 14, 1).mean(-1)
-        return mean - 2 * spread, mean + 2 * spread, (x / top - 1).amin(1), 100 * up / (up + down + 1e-6)
-
-    return Ordinary(f, (100 + torch.randn(8, 400).cumsum(1).clamp(min=-60),))
-
-
-@program
-def season_and_trend() -> Ordinary:
-    """Holt and Winters' smoothing, with gradients by its rates."""
-
-    def f(x: Tensor, rates: Tensor) -> Tensor:
-        a, b, c = rates.sigmoid().unbind(0)
-        level, trend = x[:, 0], torch.zeros_like(x[:, 0])
-        season = [torch.zeros_like(level)] * 6
-        loss = torch.zeros(())
-        for t in range(1, x.shape[1]):
-            guess = level + trend + season[t % 6]
-            loss = loss + (x[:, t] - guess).square().mean()
-            new = a * (x[:, t] - season[t % 6]) + (1 - a) * (level + trend)
-            trend = b * (new - level) + (1 - b) * trend
-            season[t % 6] = c * (x[:, t] - new) + (1 - c) * season[t % 6]
-            level = new
-        return loss / x.shape[1]
-
-    return Ordinary(f, (torch.randn(16, 30), torch.zeros(3, requires_grad=True)), True)
-
-
-@program
-def small_waves() -> Ordinary:
-    """Haar: three levels, small ones to zero, and back."""
-
-    def f(x: Tensor) -> Tensor:
-        parts = []
-        for _ in range(3):
-            a, b = x[:, 0::2], x[:, 1::2]
-            x, d = (a + b) / math.sqrt(2), (a - b) / math.sqrt(2)
-            parts.append(d.sign() * (d.abs() - 0.5).relu())
-        for d in reversed(parts):
-            x = torch.stack([x + d, x - d], -1).flatten(1) / math.sqrt(2)
-        return x
-
-    return Ordinary(f, (torch.randn(16, 1024),))
-
-
-@program
-def curves_of_points() -> Ordinary:
-    """Bezier curves by de Casteljau, and splines by their recurrence."""
-
-    def f(p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        t = torch.linspace(0, 1, 50)[:, None, None]
-        line = p.expand(50, -1, -1)
-        while line.shape[1] > 1:
-            line = line[:, :-1] * (1 - t) + line[:, 1:] * t
-        knots = torch.arange(-3.0, 12) / 8
-        x = x[:, None]
-        base = ((x >= knots[:-1]) & (x < knots[1:])).float()
-        for k in range(1, 4):
-            left = (x - knots[: -k - 1]) / (knots[k:-1] - knots[: -k - 1])
-            right = (knots[k + 1 :] - x) / (knots[k + 1 :] - knots[1:-k])
-            base = left * base[:, :-1] + right * base[:, 1:]
-        return line.squeeze(1), base
-
-    return Ordinary(f, (torch.randn(6, 2), torch.rand(500)))
-
-
-# ---- bits
-
-
-@program
-def bits_of_words() -> Ordinary:
-    """Counts of ones, Gray codes and places along a curve of Morton."""
-
-    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        def spread(v: Tensor) -> Tensor:
-            for shift, mask in ((8, 0xFF00FF), (4, 0xF0F0F0F), (2, 0x33333333), (1, 0x55555555)):
-                v = (v | (v << shift)) & mask
-            return v
-
-        n = x - ((x >> 1) & 0x55555555)
-        n = (n & 0x33333333) + ((n >> 2) & 0x33333333)
-        n = (((n + (n >> 4)) & 0xF0F0F0F) * 0x1010101 & 0xFFFFFFFF) >> 24
-        return n, x ^ (x >> 1), spread(x & 0xFFFF) | (spread(y & 0xFFFF) << 1)
-
-    return Ordinary(f, (whole(1 << 31, 5000), whole(1 << 31, 5000)))
-
-
-@program
-def random_by_shifts() -> Ordinary:
-    def f(seed: Tensor) -> tuple[Tensor, Tensor]:
-        out = []
-        for _ in range(16):
-            seed = seed ^ (seed << 13)
-            seed = seed ^ ((seed >> 7) & ((1 << 57) - 1))
-            seed = seed ^ (seed << 17)
-            out.append(((seed >> 40) & 0xFFFFFF).float() / 16777216)
-        return torch.stack(out, 1), seed
-
-    return Ordinary(f, (1 + whole(1 << 40, 500),))
-
-
-@program
-def sums_of_check() -> Ordinary:
-    """A checksum by a table, byte after byte, of many messages."""
-    table = torch.arange(256)
-    for _ in range(8):
-        table = torch.where(table & 1 == 1, (table >> 1) ^ 0xEDB88320, table >> 1)
-
-    def f(x: Tensor) -> Tensor:
-        total = torch.full((x.shape[0],), 0xFFFFFFFF)
-        for column in x.unbind(1):
-            total = (total >> 8) ^ table[(total ^ column) & 255]
-        return total ^ 0xFFFFFFFF
-
-    return Ordinary(f, (whole(256, 256, 24),))

@@ -44,11 +44,13 @@ from torch.utils import _pytree as pytree
 import tilewright as tw
 from tests.driver import (  # noqa: F401
     ordinary_learning,
+    ordinary_made,
     ordinary_models,
     ordinary_more,
     ordinary_numbers,
     ordinary_physics,
     ordinary_sequences,
+    ordinary_series,
     ordinary_signals,
     ordinary_spaces,
     ordinary_vision,

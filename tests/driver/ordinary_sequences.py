@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.driver.ordinary_table import Ordinary, program, whole
 
@@ -197,7 +197,9 @@ def ring_of_keys() -> Ordinary:
         return share @ cache[1]
 
     new = torch.randn(2, 4, 3, 32)
-    return Ordinary(f, (torch.randn(2, 4, 64, 32), new, torch.tensor([62, 63, 64]), torch.randn(4, 3, 32)))
+    return Ordinary(
+        f, (torch.randn(2, 4, 64, 32), new, torch.tensor([62, 63, 64]), torch.randn(4, 3, 32))
+    )
 
 
 @program
@@ -240,7 +242,9 @@ def weighted_keys() -> Ordinary:
             a, b, high = x * a + y * v[:, t], x * b + y, top
         return torch.stack(out, 1)
 
-    return Ordinary(f, (torch.randn(2, 24, 64), torch.randn(2, 24, 64), torch.rand(64), torch.randn(64)))
+    return Ordinary(
+        f, (torch.randn(2, 24, 64), torch.randn(2, 24, 64), torch.rand(64), torch.randn(64))
+    )
 
 
 class Selective(nn.Module):
@@ -343,113 +347,3 @@ def warped_times() -> Ordinary:
         return best[n, m]
 
     return Ordinary(f, (torch.randn(20).cumsum(0), torch.randn(16).cumsum(0)))
-
-
-# ---- words
-
-
-@program
-def bytes_to_words() -> Ordinary:
-    """A text as bytes: where words begin, their lengths and numbers of a hash."""
-
-    def f(text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        upper = (text >= 65) & (text <= 90)
-        text = torch.where(upper, text + 32, text).long()
-        letter = (text >= 97) & (text <= 122)
-        begins = letter & ~F.pad(letter[:-1], (1, 0))
-        word = begins.long().cumsum(0) * letter
-        lengths = torch.zeros(400, dtype=torch.long).index_add(0, word, letter.long())
-        place = torch.arange(text.shape[0]) - torch.where(begins, torch.arange(text.shape[0]), 0).cummax(0)[0]
-        part = (text * (31 ** (place % 8)) * letter) % 65536
-        return word, lengths, torch.zeros_like(lengths).index_add(0, word, part) % 65536
-
-    letters = torch.tensor(list(b"abc DeFg, hi JK. lmno PQR"), dtype=torch.uint8)
-    return Ordinary(f, (letters[whole(len(letters), 1000)],))
-
-
-@program
-def lines_of_lengths() -> Ordinary:
-    """Rows one after the other, as a padded batch, and back in order."""
-
-    def f(flat: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        mask = torch.arange(32) < lengths[:, None]
-        padded = torch.zeros(lengths.shape[0], 32, flat.shape[1])
-        padded[mask] = flat
-        padded = padded / (padded.norm(dim=1, keepdim=True) + 1)
-        return padded, padded[mask]
-
-    lengths = torch.tensor([32, 5, 17, 1, 20, 9])
-    return Ordinary(f, (torch.randn(int(lengths.sum()), 24), lengths))
-
-
-@program
-def list_of_sequences() -> Ordinary:
-    def f(rows: list[Tensor]) -> dict[str, Tensor]:
-        x = pad_sequence(rows, batch_first=True, padding_value=-1)
-        mask = x != -1
-        return {"x": x, "mask": mask, "mean": (x * mask).sum(1) / mask.sum(1)}
-
-    return Ordinary(f, ([torch.rand(n) for n in (12, 30, 7, 19)],))
-
-
-@program
-def words_and_noise() -> Ordinary:
-    """word2vec: a pair that was seen and ten that were not."""
-    left, right = nn.Embedding(1000, 48), nn.Embedding(1000, 48)
-
-    class Pairs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = left, right
-
-        def forward(self, a: Tensor, b: Tensor, noise: Tensor) -> Tensor:
-            x = self.left(a)
-            near = F.logsigmoid((x * self.right(b)).sum(-1))
-            far = F.logsigmoid(-(self.right(noise) @ x[:, :, None]).squeeze(-1)).sum(-1)
-            return -(near + far).mean()
-
-    return Ordinary(Pairs(), (whole(1000, 128), whole(1000, 128), whole(1000, 128, 10)), True)
-
-
-@program
-def switched_experts() -> Ordinary:
-    """Each word goes to one of eight, as long as there is room, by products with one-hot tables."""
-
-    class Switch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate = nn.Linear(32, 8)
-            self.up = nn.Parameter(torch.randn(8, 32, 64) / 6)
-            self.down = nn.Parameter(torch.randn(8, 64, 32) / 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            p = self.gate(x).softmax(-1)
-            share, own = p.max(-1)
-            hot = F.one_hot(own, 8).float()
-            place = (hot.cumsum(0) * hot - hot).sum(-1).long()
-            fits = (place < 20).float()
-            send = torch.einsum("te,tc->tec", hot, F.one_hot(place.clamp(max=19), 20) * fits[:, None])
-            y = torch.einsum("tec,td->ecd", send, x)
-            y = F.relu(y @ self.up) @ self.down
-            y = torch.einsum("tec,ecd->td", send * share[:, None, None], y)
-            return y.square().mean() + 0.01 * 8 * (hot.mean(0) * p.mean(0)).sum()
-
-    return Ordinary(Switch(), (torch.randn(128, 32, requires_grad=True),), True)
-
-
-@program
-def masked_words() -> Ordinary:
-    """BERT: of given random numbers, which words are hidden, changed or kept, with options."""
-
-    def f(x: Tensor, u: Tensor, other: Tensor, *, rate: float = 0.15, special: Any = None) -> Any:
-        chosen = u < rate
-        if special is not None:
-            chosen = chosen & ~torch.isin(x, special)
-        labels = torch.where(chosen, x, -100)
-        hidden = chosen & (u < rate * 0.8)
-        changed = chosen & ~hidden & (u < rate * 0.9)
-        x = torch.where(hidden, 103, x)
-        return torch.where(changed, other, x), labels
-
-    inputs = whole(1000, 16, 64), torch.rand(16, 64), whole(1000, 16, 64)
-    return Ordinary(lambda *x: f(*x, rate=0.3, special=torch.tensor([0, 1, 2])), inputs)

@@ -1,5 +1,5 @@
-"""More programs of a new user (see ordinary_table.py): points, graphs, images that are made,
-tables, and results of every kind."""
+"""More programs of a new user (see ordinary_table.py): points, graphs, tables, and results of
+every kind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def farthest_points() -> Ordinary:
 
 @program
 def points_in_balls() -> Ordinary:
-    """Up to 16 points near each centre, in their order, the first one again where there are fewer."""
+    """Up to 16 points near each centre, in their order; of fewer, the first one again."""
 
     def f(x: Tensor, c: Tensor, y: Tensor) -> Tensor:
         gap = torch.cdist(c, x)
@@ -119,7 +119,10 @@ def sums_and_extremes_of_neighbours() -> Ordinary:
     def f(x: Tensor, edges: Tensor) -> Tensor:
         a, b = edges
         at, sent = b[:, None].expand(-1, 16), x[a]
-        reduce = lambda v, how: torch.zeros_like(x).scatter_reduce(0, at, v, how, include_self=False)  # noqa: E731
+
+        def reduce(v: Tensor, how: str) -> Tensor:
+            return torch.zeros_like(x).scatter_reduce(0, at, v, how, include_self=False)
+
         mean = reduce(sent, "mean")
         spread = (reduce(sent * sent, "mean") - mean * mean).clamp(min=1e-5).sqrt()
         every = torch.cat([mean, spread, reduce(sent, "amax"), reduce(sent, "amin")], 1)
@@ -202,192 +205,6 @@ def trees_of_decisions() -> Ordinary:
     return Ordinary(f, (torch.randn(500, 12),))
 
 
-# ---- images that are made
-
-
-@program
-def colours_along_rays() -> Ordinary:
-    """NeRF: a network along rays, its densities as opaqueness, with gradients."""
-
-    class Field(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(39, 64), nn.ReLU(), nn.Linear(64, 4))
-
-        def forward(self, start: Tensor, way: Tensor, wanted: Tensor) -> Tensor:
-            t = torch.linspace(2, 6, 32)
-            p = start[:, None] + way[:, None] * t[:, None]
-            wave = p[..., None] * 2.0 ** torch.arange(6)
-            p = torch.cat([p, wave.sin().flatten(-2), wave.cos().flatten(-2)], -1)
-            raw = self.net(p)
-            step = F.pad(t.diff(), (0, 1), value=1e10)
-            opaque = 1 - torch.exp(-F.relu(raw[..., 3]) * step)
-            clear = F.pad((1 - opaque + 1e-10).cumprod(-1)[:, :-1], (1, 0), value=1.0)
-            weight = opaque * clear
-            return F.mse_loss((weight[..., None] * raw[..., :3].sigmoid()).sum(1), wanted)
-
-    way = F.normalize(torch.randn(64, 3), dim=-1)
-    return Ordinary(Field(), (torch.randn(64, 3), way, torch.rand(64, 3)), gradient=True)
-
-
-@program
-def finer_samples() -> Ordinary:
-    """More points where a ray's weights are large, of given random numbers."""
-
-    def f(weight: Tensor, u: Tensor) -> Tensor:
-        edges = torch.linspace(2, 6, weight.shape[1] + 1)
-        p = (weight + 1e-5) / (weight + 1e-5).sum(-1, keepdim=True)
-        total = F.pad(p.cumsum(-1), (1, 0))
-        above = torch.searchsorted(total, u, right=True).clamp(1, weight.shape[1])
-        low, high = total.gather(1, above - 1), total.gather(1, above)
-        part = (u - low) / (high - low).clamp(min=1e-5)
-        return (edges[above - 1] + part * (edges[above] - edges[above - 1])).sort(-1).values
-
-    return Ordinary(f, (torch.rand(128, 32), torch.rand(128, 48)))
-
-
-class Denoiser(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.time = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 32))
-        self.into, self.down = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, 2, 1)
-        self.norm, self.middle = nn.GroupNorm(8, 32), nn.Conv2d(32, 32, 3, padding=1)
-        self.out = nn.Conv2d(48, 3, 3, padding=1)
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        rate = torch.exp(-math.log(10000) * torch.arange(16) / 16)
-        wave = t[:, None].float() * rate
-        mood = self.time(torch.cat([wave.sin(), wave.cos()], -1))
-        first = F.silu(self.into(x))
-        h = self.down(first) + mood[:, :, None, None]
-        h = h + self.middle(F.silu(self.norm(h)))
-        return self.out(torch.cat([first, F.interpolate(h, scale_factor=2.0)], 1))
-
-
-@program
-def noise_taken_away() -> Ordinary:
-    """DDIM: three steps of a small network."""
-    net = Denoiser().eval()
-    kept = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), 0)
-
-    def f(x: Tensor) -> Tensor:
-        for t, before in ((900, 600), (600, 300), (300, 0)):
-            noise = net(x, torch.full((x.shape[0],), t))
-            a, b = kept[t], kept[before]
-            clean = ((x - (1 - a).sqrt() * noise) / a.sqrt()).clamp(-1, 1)
-            x = b.sqrt() * clean + (1 - b).sqrt() * noise
-        return x
-
-    return Ordinary(f, (torch.randn(1, 3, 32, 32),))
-
-
-@program
-def noise_that_is_learned() -> Ordinary:
-    class Step(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Denoiser()
-            self.register_buffer("kept", torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), 0))
-
-        def forward(self, x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-            a = self.get_buffer("kept")[t][:, None, None, None]
-            return F.mse_loss(self.net(a.sqrt() * x + (1 - a).sqrt() * noise, t), noise)
-
-    inputs = torch.rand(2, 3, 32, 32) * 2 - 1, torch.randn(2, 3, 32, 32), whole(1000, 2)
-    return Ordinary(Step(), inputs, gradient=True)
-
-
-@program
-def flow_of_couplings() -> Ordinary:
-    """Real NVP: four layers, each moves half of the numbers, and the chance of the result."""
-
-    class Flow(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            make = lambda: nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 8))  # noqa: E731
-            self.nets = nn.ModuleList([make() for _ in range(4)])
-
-        def forward(self, x: Tensor) -> Tensor:
-            total = torch.zeros(x.shape[0])
-            for net in self.nets:
-                a, b = x.chunk(2, 1)
-                scale, move = net(a).chunk(2, 1)
-                scale = scale.tanh()
-                x, total = torch.cat([b * scale.exp() + move, a], 1), total + scale.sum(1)
-            return (0.5 * x.square().sum(1) - total).mean()
-
-    return Ordinary(Flow(), (torch.randn(128, 8),), gradient=True)
-
-
-@program
-def splines_that_turn_back() -> Ordinary:
-    """Neural spline flows: quotients of polynomials between learned knots, and their slopes."""
-
-    def f(x: Tensor, w: Tensor, h: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-        knots = lambda v: F.pad(v.softmax(-1).cumsum(-1), (1, 0))  # noqa: E731
-        a, b, slope = knots(w), knots(h), F.softplus(d) + 1e-3
-        k = torch.searchsorted(a[..., 1:-1].contiguous(), x[..., None])
-        at = lambda v, k: v.gather(-1, k).squeeze(-1)  # noqa: E731
-        x0, x1, y0, y1 = at(a, k), at(a, k + 1), at(b, k), at(b, k + 1)
-        d0, d1, s = at(slope, k), at(slope, k + 1), (y1 - y0) / (x1 - x0)
-        t = (x - x0) / (x1 - x0)
-        low = s + (d0 + d1 - 2 * s) * t * (1 - t)
-        y = y0 + (y1 - y0) * (s * t * t + d0 * t * (1 - t)) / low
-        up = s * s * (d1 * t * t + 2 * s * t * (1 - t) + d0 * (1 - t) ** 2)
-        return y, (up / low.square()).log()
-
-    inputs = torch.randn(200, 4, 8), torch.randn(200, 4, 8), torch.randn(200, 4, 9)
-    return Ordinary(f, (torch.rand(200, 4), *inputs))
-
-
-@program
-def layer_of_waves() -> Ordinary:
-    """A Fourier neural operator's layer: low frequencies times complex weights."""
-    w = torch.randn(2, 16, 16, 8, 8, dtype=torch.complex64) / 16
-    point = nn.Conv2d(16, 16, 1)
-
-    def f(x: Tensor) -> Tensor:
-        s = torch.fft.rfft2(x)
-        out = torch.zeros_like(s)
-        out[:, :, :8, :8] = torch.einsum("bihw,iohw->bohw", s[:, :, :8, :8], w[0])
-        out[:, :, -8:, :8] = torch.einsum("bihw,iohw->bohw", s[:, :, -8:, :8], w[1])
-        return F.gelu(torch.fft.irfft2(out, s=x.shape[-2:]) + point(x))
-
-    return Ordinary(f, (torch.randn(2, 16, 32, 32),))
-
-
-@program
-def complex_network() -> Ordinary:
-    """Two layers of complex numbers, with a bias on sizes, and gradients."""
-
-    def f(x: Tensor, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
-        z = torch.view_as_complex(x) @ torch.view_as_complex(a)
-        z = F.relu(z.abs() + bias) * torch.polar(torch.ones_like(z.abs()), z.angle())
-        return (z @ torch.view_as_complex(b)).abs().square().mean()
-
-    make = lambda *s: torch.randn(*s, 2, requires_grad=True)  # noqa: E731
-    inputs = make(32, 24), make(24, 32), make(32, 8), torch.full((32,), -0.5, requires_grad=True)
-    return Ordinary(f, inputs, True)
-
-
-@program
-def slots_of_objects() -> Ordinary:
-    """Slot attention: three rounds in which slots compete for places."""
-    q, k, v = (nn.Linear(32, 32, bias=False) for _ in range(3))
-    cell, norm = nn.GRUCell(32, 32), nn.LayerNorm(32)
-
-    def f(x: Tensor, slots: Tensor) -> Tensor:
-        keys, values = k(x), v(x)
-        for _ in range(3):
-            share = (keys @ q(norm(slots)).mT / math.sqrt(32)).softmax(-1) + 1e-8
-            share = share / share.sum(1, keepdim=True)
-            new = cell((share.mT @ values).flatten(0, 1), slots.flatten(0, 1))
-            slots = new.view_as(slots)
-        return slots
-
-    return Ordinary(f, (torch.randn(4, 100, 32), torch.randn(4, 6, 32)))
-
-
 # ---- results of every kind
 
 
@@ -398,7 +215,9 @@ class Summary(NamedTuple):
 
 @program
 def results_of_every_kind() -> Ordinary:
-    def f(x: Tensor, *, scale: float = 1.0, mask: Tensor | None = None, names: tuple = ()) -> Summary:
+    def f(
+        x: Tensor, *, scale: float = 1.0, mask: Tensor | None = None, names: tuple = ()
+    ) -> Summary:
         y = x * scale
         if mask is not None:
             y = y.masked_fill(mask, 0)

@@ -1,5 +1,5 @@
-"""Programs as a new user writes them, small functions with their inputs; there are more in
-ordinary_more.py, ordinary_numbers.py, ordinary_signals.py and ordinary_models.py.
+"""Programs as a new user writes them, small functions with their inputs; there are more in the
+files ordinary_*.py beside this one.
 
 One that is added here is judged and timed by `python -m tests.driver.ordinary_programs`.
 """

@@ -1,5 +1,4 @@
-"""More programs of a new user (see ordinary_table.py): detection, filters and parts of networks
-for images."""
+"""More programs of a new user (see ordinary_table.py): detection and filters."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.driver.ordinary_table import Ordinary, program, whole
 
@@ -44,8 +43,12 @@ def anchors_and_offsets() -> Ordinary:
 def generalised_overlap_loss() -> Ordinary:
     def f(a: Tensor, b: Tensor) -> Tensor:
         area = lambda x: (x[:, 2] - x[:, 0]).clamp(min=0) * (x[:, 3] - x[:, 1]).clamp(min=0)  # noqa: E731
-        inside = torch.cat([torch.maximum(a[:, :2], b[:, :2]), torch.minimum(a[:, 2:], b[:, 2:])], 1)
-        around = torch.cat([torch.minimum(a[:, :2], b[:, :2]), torch.maximum(a[:, 2:], b[:, 2:])], 1)
+        inside = torch.cat(
+            [torch.maximum(a[:, :2], b[:, :2]), torch.minimum(a[:, 2:], b[:, 2:])], 1
+        )
+        around = torch.cat(
+            [torch.minimum(a[:, :2], b[:, :2]), torch.maximum(a[:, 2:], b[:, 2:])], 1
+        )
         both, hull = area(inside), area(around)
         union = area(a) + area(b) - both
         return (1 - both / union + (hull - union) / hull).mean()
@@ -139,7 +142,9 @@ def hard_negatives() -> Ordinary:
 @program
 def boxes_above_threshold() -> Ordinary:
     """YOLO: boxes of three levels, those with a high score only."""
-    anchors = torch.tensor([[[10.0, 13.0], [16, 30]], [[30, 61], [62, 45]], [[116, 90], [156, 198]]])
+    anchors = torch.tensor(
+        [[[10.0, 13.0], [16, 30]], [[30, 61], [62, 45]], [[116, 90], [156, 198]]]
+    )
 
     def f(levels: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         boxes, scores = [], []
@@ -196,7 +201,9 @@ def bilateral_filter() -> Ordinary:
 @program
 def colours_as_seen() -> Ordinary:
     """From sRGB to CIELAB."""
-    turn = torch.tensor([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    turn = torch.tensor(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
 
     def f(x: Tensor) -> Tensor:
         x = torch.where(x > 0.04045, ((x + 0.055) / 1.055) ** 2.4, x / 12.92)
@@ -333,7 +340,9 @@ def heat_maps() -> Ordinary:
         found = torch.stack([(share.sum(2) * at).sum(-1), (share.sum(3) * at).sum(-1)], -1)
         return F.mse_loss(x, wanted) + 0.01 * (found - points).abs().mean()
 
-    return Ordinary(f, (torch.randn(2, 17, 48, 48, requires_grad=True), torch.rand(2, 17, 2) * 48), True)
+    return Ordinary(
+        f, (torch.randn(2, 17, 48, 48, requires_grad=True), torch.rand(2, 17, 2) * 48), True
+    )
 
 
 @program
@@ -346,80 +355,3 @@ def patch_of_other_image() -> Ordinary:
         return out, 1 - 20 * 24 / (x.shape[2] * x.shape[3])
 
     return Ordinary(f, (torch.rand(8, 3, 48, 48), torch.randperm(8), 7, 11))
-
-
-# ---- parts of networks
-
-
-class NextBlock(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.depth = nn.Conv2d(width, width, 7, padding=3, groups=width)
-        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-        self.scale = nn.Parameter(torch.full((width,), 0.1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.depth(x).permute(0, 2, 3, 1))
-        y = self.down(F.gelu(self.up(y))) * self.scale
-        return x + y.permute(0, 3, 1, 2)
-
-
-@program
-def convnext_block() -> Ordinary:
-    return Ordinary(NextBlock(48).eval(), (torch.randn(2, 48, 28, 28),))
-
-
-@program
-def inverted_residual() -> Ordinary:
-    layers = (
-        *(nn.Conv2d(24, 96, 1, bias=False), nn.BatchNorm2d(96), nn.ReLU6()),
-        *(nn.Conv2d(96, 96, 3, 1, 1, groups=96, bias=False), nn.BatchNorm2d(96), nn.ReLU6()),
-        *(nn.Conv2d(96, 24, 1, bias=False), nn.BatchNorm2d(24)),
-    )
-    net = nn.Sequential(*layers).eval()
-    return Ordinary(lambda x: x + net(x), (torch.randn(2, 24, 28, 28),))
-
-
-class Mixer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cut = nn.Conv2d(3, 96, 8, 8)
-        self.first, self.second = nn.LayerNorm(96), nn.LayerNorm(96)
-        self.tokens = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
-        self.channels = nn.Sequential(nn.Linear(96, 192), nn.GELU(), nn.Linear(192, 96))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.cut(x).flatten(2).transpose(1, 2)
-        x = x + self.tokens(self.first(x).transpose(1, 2)).transpose(1, 2)
-        return (x + self.channels(self.second(x))).mean(1)
-
-
-@program
-def mixer_of_patches() -> Ordinary:
-    return Ordinary(Mixer().eval(), (torch.randn(2, 3, 64, 64),))
-
-
-@program
-def deformable_window() -> Ordinary:
-    """A 3x3 convolution that reads between pixels, at places that data chooses."""
-    conv = nn.Conv2d(16, 18, 3, padding=1)
-    weight = torch.randn(24, 16, 9) / 12
-
-    def f(x: Tensor) -> Tensor:
-        n, c, h, w = x.shape
-        y, z = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
-        side = torch.arange(9)
-        base = torch.stack([z[..., None] + side % 3 - 1, y[..., None] + side // 3 - 1], -1)
-        at = base + conv(x).view(n, 9, 2, h, w).permute(0, 3, 4, 1, 2)
-        at = at * 2 / torch.tensor([w - 1, h - 1]) - 1
-        read = F.grid_sample(x, at.view(n, h, w * 9, 2), align_corners=True)
-        return torch.einsum("nchwk,ock->nohw", read.view(n, c, h, w, 9), weight)
-
-    return Ordinary(f, (torch.randn(1, 16, 24, 24),))
-
-
-@program
-def video_block() -> Ordinary:
-    layers = nn.Conv3d(3, 16, 3, padding=1), nn.BatchNorm3d(16), nn.ReLU(), nn.MaxPool3d(2)
-    return Ordinary(nn.Sequential(*layers).eval(), (torch.randn(1, 3, 8, 32, 32),))

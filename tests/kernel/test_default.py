@@ -310,3 +310,23 @@ def test_lines_of_results_arrive_early_where_a_tile_writes_many() -> None:
 
     assert asked(two) == {"y", "z"}
     assert not asked(one) and not asked(small)
+
+
+EDGES = """
+group kernel
+  in a0: f32[6,48]
+  out y0: f32[6,{size}]
+  y0[y0.r,y0.k] = select(#(y0.k-2) >= 0 & #(y0.k-2) < 48, a0[y0.r,y0.k-2], 0.0) for {loops}
+"""
+
+
+def test_vectors_of_rows_with_edges_are_written_out() -> None:
+    """What is an edge is known for each then. Of long rows there are too many."""
+    target = get("x86-64-v4")
+    for size, written in ((52, True), (400, False)):
+        judge = Judge(
+            parse_group(EDGES.format(size=size, loops=f"y0.r in 6, y0.k in {size}")), [{}]
+        )
+        trace, _ = default_schedule(judge.group, target)
+        assert ("Unroll(loop='y0.k.0')" in print_trace(trace)) == written
+        judge.nest(default_schedule(judge.group, default())[1])

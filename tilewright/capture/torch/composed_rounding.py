@@ -33,9 +33,7 @@ def _along(values: Tensor, x: Tensor, axis: int) -> Tensor:
 
 
 @composed("fake_quantize_per_tensor_affine_cachemask.default")
-def per_tensor(
-    x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int
-) -> Rounded:
+def per_tensor(x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Rounded:
     if x.dtype == torch.float64:  # whose result eager rounds to 32 bits
         return NotImplemented
     return _rounded(x, *_numbers(x, scale, zero_point), quant_min, quant_max)

@@ -7,6 +7,8 @@ from math import prod
 from tilewright.base.errors import Refused
 from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
+from tilewright.ir.dim import Sym
+from tilewright.ir.expr import Const, Fn, Index, Load, Value, walk
 from tilewright.kernel.defaults.cases import schedule_cases, schedule_short_rows
 from tilewright.kernel.defaults.interleave import schedule_interleaved
 from tilewright.kernel.defaults.panels import schedule_panels
@@ -164,6 +166,8 @@ def schedule_alone(s: Scheduler, host: str) -> None:
     inner = path[-1].name
     e = path[-1].extent
     over = vector_loop(s, inner, lanes)
+    if over is not None and _differs_by_vector(s, host, over):
+        s.attempt(Unroll(over))
     if len(path) == 1:
         if over is not None and s.loops(over):
             s.parallel(over, work * lanes // 2)
@@ -172,6 +176,35 @@ def schedule_alone(s: Scheduler, host: str) -> None:
         for p in path[1:-1]:
             size *= p.extent if isinstance(p.extent, int) else USUAL
         s.parallel(path[0].name, work * max(size, 1) // 2)
+
+
+# Vectors of a row, and all their operations, that are written out.
+VECTORS, WRITTEN = 16, 512
+
+
+def _differs_by_vector(s: Scheduler, host: str, over: str) -> bool:
+    """Does a position choose what elements of short rows are, such as edges of images or which of
+    several rows they are a part of? For each vector that is known then, mostly: in a loop all of
+    them would be computed, and read under masks."""
+    (loop, *_) = s.loops(over) or (None,)
+    if loop is None or not isinstance(loop.extent, int) or len(s.path(host)) < 2:
+        return False
+    stores = [x for x, _ in walk_nest(loop.body) if isinstance(x, Store)]
+    every = [v for x in stores for v in walk(x.value)]
+    chosen = any(
+        isinstance(v, Fn) and v.name == "select" and _position_of(v.args[0], loop.var)
+        for v in every
+    )
+    work = sum(isinstance(v, (Fn, Load)) for v in every)
+    return chosen and loop.extent <= VECTORS and loop.extent * work <= WRITTEN
+
+
+def _position_of(condition: Value, along: Sym) -> bool:
+    """Is it made of positions alone, one along this loop among them?"""
+    every = list(walk(condition))
+    known = all(isinstance(v, (Fn, Index, Const)) for v in every)
+    indices = [v for v in every if isinstance(v, Index)]
+    return known and any(along in D.symbols(v.dim) for v in indices)
 
 
 # Several rows of a scan in turn: each waits for its own last result only.
