@@ -246,7 +246,8 @@ def gradient_of_each() -> Ordinary:
 
     def f(w: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
         every = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(w, x, y)
-        norm = sum(g.flatten(1).square().sum(1) for g in every.values()).sqrt()
+        squares = [g.flatten(1).square().sum(1) for g in every.values()]
+        norm = torch.stack(squares).sum(0).sqrt()
         cut = (1 / norm).clamp(max=1)
         return {k: torch.einsum("b,b...->...", cut, g) for k, g in every.items()}
 
