@@ -147,7 +147,8 @@ def test_few_rows_of_a_scan_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "function", "length"), [("f32", "add", 150), ("i64", "add", 129), ("f64", "max", 256)]
+    ("dtype", "function", "length"),
+    [("f32", "add", 150), ("f32", "max", 33), ("i64", "add", 129), ("f64", "max", 256)],
 )
 def test_long_rows_of_a_scan_are_lanes(dtype: str, function: str, length: int) -> None:
     combined = "y[y.i0,y.i1-1] + a[y.i0,y.i1]"

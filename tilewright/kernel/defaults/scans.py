@@ -13,7 +13,7 @@ from tilewright.kernel.steps.split import Split
 
 MOST = 32  # lanes
 FEWEST = 8  # of fewer lanes the steps between them take as long as one element after the other
-SHORTEST = 4  # vectors of a row
+SHORTEST = 1  # vectors of a row: also of rows with a rest of one element they take less time
 BYTES = 256  # what is carried waits for the vector before: longer ones wait more rarely
 
 
