@@ -52,6 +52,7 @@ class _Module:
         unrolls = any(dict(s.pragmas).get("unroll") for s, _ in walk(n.body) if isinstance(s, Loop))
         self.metadata = Metadata(unrolls)
         self.traits = Traits(
+            counts=True,
             keeping=f"{target.vector_convention} ".lstrip(),
             steps_apart=True,
             short=target.pointer_bits < 64,

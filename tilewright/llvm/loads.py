@@ -23,6 +23,8 @@ VECTOR = 16  # bytes
 # Functions of an index that is read from memory and kept within its size, counted from the end or
 # not; what is computed takes more.
 SIMPLE = 6
+# Vectors of neighbours that are read whole for what some lanes need of them.
+SPAN = 4
 
 
 class Loads:
@@ -124,6 +126,9 @@ class Loads:
             return self.arith.widen(x, b.dtype, w)
         if b.pointer or (w > 1 and b.swizzle is None and self._is_costly(lin)):
             return self._gather(b, lin, w)
+        apart = self._apart(b, lin, w) if lane is None and w > 1 else None
+        if apart is not None:
+            return self._span(b, lin, apart)
         xs = [self.c.with_lane(k, lambda: self.at(b, index, 1)) for k in range(w)]
         return self.w.build(xs, register_type(b.dtype))
 
@@ -141,12 +146,68 @@ class Loads:
             x = loads.masked_gather(b, a.near(b, lin, w), mask, w)
             return self.arith.widen(x, b.dtype, w)
         own, last = self.c.lane[0], count - 1
+        apart = self._apart(b, lin, w) if loads.has_masks(b) else None
+        if apart is not None and apart in (sorted(apart), sorted(apart, reverse=True)):
+            return self._existing_span(b, lin, apart, last)
 
         def one(k: int) -> str:
             at = tuple(D.substitute(i, {own: D.minimum(k, last)}) for i in index)
             return self.c.with_lane(k, lambda: self.at(b, at, 1))
 
         return self.w.build([one(k) for k in range(w)], register_type(b.dtype))
+
+    def _apart(self, b: Buffer, lin: Dim, w: int) -> list[int] | None:
+        """How far each lane reads from the first one, where that is known and all are in a few
+        vectors of neighbours."""
+        assert self.c.lane is not None
+        if b.pointer or b.unit != 1 or b.swizzle is not None or isinstance(lin, int):
+            return None
+        own, found = self.c.lane[0], []
+        if any(own in v.symbols() for v in D.data_values(lin)):
+            return None
+        fixed = {s: k for s in D.symbols(lin) if isinstance(k := self.c.env.get(s), int)}
+        lin = D.substitute(lin, fixed)
+        first = D.substitute(lin, {own: 0})
+        for k in range(w):
+            far = D.substitute(lin, {own: k}) - first
+            if not isinstance(far, int):
+                return None
+            found.append(far)
+        return found if max(found) - min(found) < SPAN * w else None
+
+    def _span(self, b: Buffer, lin: Dim, apart: list[int]) -> str:
+        """All of the memory in which lanes read, and of it what each of them reads."""
+        assert self.c.lane is not None
+        w, low = len(apart), min(apart)
+        span = max(apart) - low + 1
+        p = self.addresses.at(b, D.substitute(lin, {self.c.lane[0]: 0}) + low)
+        x = self.put(f"load <{span} x {memory_type(b.dtype)}>, ptr {p}, align {b.dtype.bytes}")
+        return self._picked(b, x, span, [k - low for k in apart], w)
+
+    def _existing_span(self, b: Buffer, lin: Dim, apart: list[int], last: Dim) -> str:
+        """The same of lanes of which those after the `last` one do not exist: nothing is read that
+        no lane needs. Lanes read one after the other, up or down."""
+        assert self.c.lane is not None
+        w, low, own = len(apart), min(apart), self.c.lane[0]
+        span = -(-(max(apart) - low + 1) // w) * w
+        first = D.substitute(lin, {own: 0})
+        p = self.addresses.at(b, first + low)
+        far = self.indices.dim(D.substitute(lin, {own: last}) - first - low)
+        limit = self.arith.splat(self.put(f"trunc i64 {far} to i32"), "i32", span)
+        numbers = ", ".join(f"i32 {k}" for k in range(span))
+        mask = self.put(
+            f"icmp {'sge' if low else 'sle'} <{span} x i32> <{numbers}>, {limit}",
+        )
+        if low:  # lanes go down from the first one, and what rounds up the span is after that
+            within = ", ".join(f"i1 {'true' if k <= -low else 'false'}" for k in range(span))
+            mask = self.put(f"and <{span} x i1> {mask}, <{within}>")
+        x = self.accesses.masked_load(b, p, mask, span)
+        return self._picked(b, x, span, [k - low for k in apart], w)
+
+    def _picked(self, b: Buffer, x: str, span: int, places: list[int], w: int) -> str:
+        v, which = f"<{span} x {memory_type(b.dtype)}>", ", ".join(f"i32 {k}" for k in places)
+        x = self.put(f"shufflevector {v} {x}, {v} poison, <{w} x i32> <{which}>")
+        return self.arith.widen(x, b.dtype, w)
 
     def _phase(self, b: Buffer, lin: Dim, lane: int) -> int | None:
         """Where lanes take one element each of groups of `lane` neighbours, which of a group: all
