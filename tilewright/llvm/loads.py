@@ -25,6 +25,7 @@ VECTOR = 16  # bytes
 SIMPLE = 6
 # Vectors of neighbours that are read whole for what some lanes need of them.
 SPAN = 4
+NEAR = range(1, SPAN + 1)  # distances between lanes of which that holds
 
 
 class Loads:
@@ -258,8 +259,8 @@ class Loads:
         s = self.c.lane[0]
         moving = [k for k, i in enumerate(index) if s in D.symbols(i)]
         _, _, lane = self.indices.terms(self.addresses.linear(b, index))
-        hinted = EDGES in self.c.hints
-        if not hinted or lane != 1 or len(moving) != 1 or D.coefficient(index[moving[0]], s) != 1:
+        hinted, near = EDGES in self.c.hints, lane == 1 or (lane in NEAR and self._spreads(b))
+        if not (hinted and near) or len(moving) != 1 or D.coefficient(index[moving[0]], s) != lane:
             return self.at(b, safe, w)
         # One vector where all lanes are inside; at the edges under a mask, or lane by lane.
         k = moving[0]
@@ -285,26 +286,29 @@ class Loads:
         s, width = self.c.lane
         moving = [k for k, i in enumerate(index) if s in D.symbols(i)]
         step = self.indices.terms(self.addresses.linear(b, index))[2]
-        if width != w or b.swizzle is not None or len(moving) != 1 or step not in (1, -1):
+        if width != w or b.swizzle is not None or len(moving) != 1 or step not in (-1, *NEAR):
             return self.at(b, safe, w)
         k = moving[0]
-        if D.coefficient(index[k], s) != step:
+        if D.coefficient(index[k], s) != step or (step > 1 and not self._spreads(b)):
             return self.at(b, safe, w)
-        begin, put = D.substitute(index[k], {s: 0 if step == 1 else w - 1}), self.put
-        ends = D.maximum(0 - begin, 0), D.maximum(b.shape[k] - begin, 0)
-        low, high = (put(f"trunc i64 {self.indices.dim(D.minimum(x, w))} to i32") for x in ends)
-        t, numbers = f"<{w} x i32>", ", ".join(f"i32 {j}" for j in range(w))
-        above = put(f"icmp sge {t} <{numbers}>, {self.arith.splat(low, 'i32', w)}")
-        below = put(f"icmp slt {t} <{numbers}>, {self.arith.splat(high, 'i32', w)}")
-        mask = put(f"and <{w} x i1> {above}, {below}")
+        begin, put = D.substitute(index[k], {s: w - 1 if step == -1 else 0}), self.put
+        ends, span = (D.maximum(0 - begin, 0), D.maximum(b.shape[k] - begin, 0)), abs(step) * w
+        low, high = (put(f"trunc i64 {self.indices.dim(D.minimum(x, span))} to i32") for x in ends)
+        t, numbers = f"<{span} x i32>", ", ".join(f"i32 {j}" for j in range(span))
+        above = put(f"icmp sge {t} <{numbers}>, {self.arith.splat(low, 'i32', span)}")
+        below = put(f"icmp slt {t} <{numbers}>, {self.arith.splat(high, 'i32', span)}")
+        mask = put(f"and <{span} x i1> {above}, {below}")
         first = tuple(begin if j == k else i for j, i in enumerate(safe))
         const, terms, _ = self.indices.terms(self.addresses.linear(b, first))
-        x = self.accesses.masked_load(b, self.addresses.pointer(b, const, terms), mask, w)
-        if step == -1:
-            v = f"<{w} x {memory_type(b.dtype)}>"
-            turned = ", ".join(f"i32 {w - 1 - j}" for j in range(w))
-            x = put(f"shufflevector {v} {x}, {v} poison, <{w} x i32> <{turned}>")
-        return self.arith.widen(x, b.dtype, w)
+        x = self.accesses.masked_load(b, self.addresses.pointer(b, const, terms), mask, span)
+        if step == 1:
+            return self.arith.widen(x, b.dtype, w)
+        places = [w - 1 - j if step == -1 else j * step for j in range(w)]
+        return self._picked(b, x, span, places, w)
+
+    def _spreads(self, b: Buffer) -> bool:
+        """May lanes read parts of several vectors of it?"""
+        return b.unit == 1 and b.swizzle is None and not b.pointer and self.accesses.has_masks(b)
 
     # ---- behind pointers
 
