@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from tilewright.capture.torch.composed import compositions
 from tilewright.capture.torch.foreach import for_each, of_numbers
@@ -68,8 +69,17 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         table.pop(op, None)
         if function is not None:
             table[op] = function
+    table[aten._scaled_dot_product_flash_attention_for_cpu.default] = _of_equal_sizes
     table |= for_each()
     return table | of_numbers(table)
+
+
+def _of_equal_sizes(q: Any, k: Any, v: Any, *rest: Any, **named: Any) -> Any:
+    """Attention stays whole. Sizes that eager wants to be equal are one symbol from here on:
+    torch's rule of its shapes does not compare them."""
+    guard_or_false(k.shape[-2] == v.shape[-2])
+    guard_or_false(q.shape[-1] == k.shape[-1])
+    return NotImplemented
 
 
 def _by_own_statistics(grad: Any, x: Any, weight: Any, mean: Any, var: Any, *rest: Any) -> Any:
