@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from tilewright.capture.torch.composed import compositions
 from tilewright.capture.torch.foreach import for_each, of_numbers
@@ -77,9 +76,14 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def _of_equal_sizes(q: Any, k: Any, v: Any, *rest: Any, **named: Any) -> Any:
     """Attention stays whole. Sizes that eager wants to be equal are one symbol from here on:
     torch's rule of its shapes does not compare them."""
-    guard_or_false(k.shape[-2] == v.shape[-2])
-    guard_or_false(q.shape[-1] == k.shape[-1])
+    _same(k.shape[-2], v.shape[-2], "keys and values differ in length")
+    _same(q.shape[-1], k.shape[-1], "queries and keys differ in width")
     return NotImplemented
+
+
+def _same(a: Any, b: Any, otherwise: str) -> None:
+    if not (isinstance(a, int) and isinstance(b, int)):  # eager says it of numbers
+        torch._check(a == b, lambda: otherwise)
 
 
 def _by_own_statistics(grad: Any, x: Any, weight: Any, mean: Any, var: Any, *rest: Any) -> Any:
