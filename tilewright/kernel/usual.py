@@ -15,6 +15,7 @@ from tilewright.kernel.nest import Loop, Store, walk
 USUAL_PRAGMA = "usual"
 # So many pieces for each thread are enough for others to help when it falls behind.
 PIECES = 64
+REST = 64  # what tiles and vectors leave over is no more
 
 
 def work_inside(s: Loop) -> Dim:
@@ -29,8 +30,10 @@ def work_inside(s: Loop) -> Dim:
         for q in path:
             high, varies = D.bounds(q.extent)[1], not begin.keys().isdisjoint(D.symbols(q.extent))
             extent = D.substitute(q.extent, begin)  # of blocks, the first one
-            if isinstance(extent, int) or (high != D.INF and not varies):
-                known *= max(1, int(high) if high != D.INF else D.bounds(extent)[1])
+            if isinstance(extent, int):
+                known *= max(1, extent)
+            elif high <= REST and not varies:
+                known *= max(1, int(high))
             elif not any(D.data_values(extent)):
                 open_.add(extent)
         key = frozenset(open_)
