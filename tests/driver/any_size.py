@@ -89,8 +89,8 @@ def _conv(before: int, after: int, side: int, **more: Any) -> nn.Module:
 
 def _products() -> None:
     _add("product", nn.Linear(512, 512), lambda n: (torch.randn(n, 512),), ((0,),), ROWS, 100)
-    deep = nn.Linear(768, 3072)
-    _add("product_gelu", nn.Sequential(deep, nn.GELU()), lambda n: (torch.randn(n, 768),), ((0,),), ROWS, 100)  # fmt: skip
+    deep = nn.Sequential(nn.Linear(768, 3072), nn.GELU())
+    _add("product_gelu", deep, lambda n: (torch.randn(n, 768),), ((0,),), ROWS, 100)
     _add("product_odd", nn.Linear(300, 77), lambda n: (torch.randn(n, 300),), ((0,),), ROWS, 100)
 
     def operands(n: int) -> tuple[Tensor, Tensor]:
@@ -127,8 +127,9 @@ def _convolutions() -> None:
     _images("conv_depthwise", _conv(96, 96, 3, groups=96), 96, SIDES)
     _images("conv_depthwise_strided", _conv(96, 96, 3, groups=96, stride=2), 96, SIDES)
     _images("conv_groups", _conv(64, 64, 3, groups=4), 64, SIDES)
-    pair = nn.Sequential(_conv(32, 32, 3), nn.ReLU(), _conv(32, 32, 3, groups=32), nn.ReLU(), _conv(32, 64, 1))  # fmt: skip
-    _images("conv_mixed", pair, 32, SIDES)
+    apart = _conv(32, 32, 3, groups=32)
+    several = _conv(32, 32, 3), nn.ReLU(), apart, nn.ReLU(), _conv(32, 64, 1)
+    _images("conv_mixed", nn.Sequential(*several), 32, SIDES)
     line = nn.Conv1d(32, 32, 5, padding=2)
     _add("conv_line", line, lambda n: (torch.randn(2, 32, n),), ((2,),), (16, 100, 1000), 400)
     batch = _conv(32, 32, 3)

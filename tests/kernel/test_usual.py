@@ -62,7 +62,7 @@ nest k where n: 0..100000
 @pytest.mark.parametrize("sizes", [(0, 5), (1, 1), (7, 16), (300, 3), (5, 1000), (1000, 40)])
 def test_pieces_of_any_size_are_right(sizes: tuple[int, int]) -> None:
     nest = parse_nest(BLOCKS)
-    dims = dict(zip("mn", sizes, strict=True))
+    dims = {"m": sizes[0], "n": sizes[1]}
     arrays = {"x": np.random.default_rng(1).standard_normal(sizes).astype(np.float32)}
     arrays["y"] = np.zeros(sizes, np.float32)
     wanted = run(nest, arrays, dims)["y"]
@@ -80,17 +80,17 @@ def test_code_divides_the_work_of_a_piece() -> None:
 
 def test_long_rows_are_shared_though_usual_ones_are_not() -> None:
     """Eight products of usual sizes are one piece of work, those of large ones are not."""
-    group = parse_group(
-        """
+    text = """
 group k where m: 1.., d: 1..
   in x: f32[8,m,d]
   in w: f32[8,2,d,32] laid out by a0, a1, a2 -> a0, a2//32, a1, a2%32
   out y: f32[8,m,64]
   local t: f32[8,m,64]
-  t[t.i0,t.i1,t.i2] add= x[t.i0,t.i1,t.r0] * w[t.i0,(t.i2//32),t.r0,(t.i2%32)] for t.i0 in 8, t.i1 in m, t.i2 in 64, t.r0 in d from 0.0
+  t[t.i0,t.i1,t.i2] add= x[t.i0,t.i1,t.r0] * w[t.i0,(t.i2//32),t.r0,(t.i2%32)] SUMS
   y[y.i0,y.i1,y.i2] = t[y.i0,y.i1,y.i2] for y.i0 in 8, y.i1 in m, y.i2 in 64
 """
-    )
+    sums = "for t.i0 in 8, t.i1 in m, t.i2 in 64, t.r0 in d from 0.0"
+    group = parse_group(text.replace("SUMS", sums))
     _, nest = default_schedule(group, default())
     (loop,) = (s for s in nest.body if isinstance(s, Loop) and s.kind == "parallel")
     usual, work = usual_of(loop), work_inside(loop)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.kernel.native import Native
+from tilewright.ir import dim as D
 from tilewright.kernel.interpret import run
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.text import parse_nest
@@ -72,7 +73,7 @@ def test_what_is_counted_is_right(name: str) -> None:
         dims = {"m": m, "n": n}
         arrays = {}
         for b in nest.buffers:
-            shape = tuple(dims.get(str(d), d) for d in b.shape)
+            shape = tuple(int(D.evaluate(d, dims)) for d in b.shape)
             arrays[b.name] = rng.standard_normal(shape).astype(np.float32)
         wanted = run(nest, arrays, dims)
         np.testing.assert_array_equal(native(arrays, dims)["y"], wanted["y"], err_msg=f"{dims}")

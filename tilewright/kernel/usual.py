@@ -26,7 +26,7 @@ def work_inside(s: Loop) -> Dim:
         if not isinstance(x, Store):
             continue
         known, open_ = 1, set[Dim]()
-        begin: dict[D.Sym, Dim] = {v: 0 for v in (s.var, *(q.var for q in path))}
+        begin: dict[D.Sym, Dim] = dict.fromkeys((s.var, *(q.var for q in path)), 0)
         for q in path:
             high, varies = D.bounds(q.extent)[1], not begin.keys().isdisjoint(D.symbols(q.extent))
             extent = D.substitute(q.extent, begin)  # of blocks, the first one

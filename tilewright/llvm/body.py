@@ -42,8 +42,8 @@ from tilewright.kernel.scans import SCAN, scan_of
 from tilewright.llvm.accesses import Accesses
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.atomics import Atomics
-from tilewright.llvm.counters import Counters
 from tilewright.llvm.context import LANE, Context, Test
+from tilewright.llvm.counters import Counters
 from tilewright.llvm.indices import Indices
 from tilewright.llvm.instructions import Instructions
 from tilewright.llvm.machine import Machine, Traits

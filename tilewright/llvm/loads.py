@@ -286,7 +286,9 @@ class Loads:
         s, width = self.c.lane
         moving = [k for k, i in enumerate(index) if s in D.symbols(i)]
         step = self.indices.terms(self.addresses.linear(b, index))[2]
-        if width != w or b.swizzle is not None or len(moving) != 1 or step not in (-1, *NEAR):
+        if width != w or b.swizzle is not None or len(moving) != 1:
+            return self.at(b, safe, w)
+        if step is None or step not in (-1, *NEAR):
             return self.at(b, safe, w)
         k = moving[0]
         if D.coefficient(index[k], s) != step or (step > 1 and not self._spreads(b)):

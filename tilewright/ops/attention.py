@@ -452,7 +452,8 @@ class AttentionBackward(_Attention):
             with np.errstate(divide="ignore"):
                 out, log_total = (a.astype(np.float32) for a in forward.reference(q, k, v, *mask))
             grad = S.normal(*out.shape, seed=9)
-            for scale in (0.5, None) if not mask and 4 == out.shape[-1] == grad.shape[-1] else (0.5,):
+            scales = (0.5,) if mask or q.shape[-1] != 4 else (0.5, None)  # which are the same
+            for scale in scales:
                 yield S.case(cls(causal, scale), grad, q, k, v, out, log_total, *mask)
 
 

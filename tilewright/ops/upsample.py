@@ -332,8 +332,8 @@ class UpsampleLinear(Op):
         sizes are."""
         if isinstance(n, int) and isinstance(size, int):
             lower, upper, w = _linear_table(n, size, scale, self.align_corners, dtype)
-            weights = (constant(x, dtype) for x in (1 - w, w))
-            return constant(lower, i64), constant(upper, i64), *weights
+            far, near = (constant(x, dtype) for x in (1 - w, w))
+            return constant(lower, i64), constant(upper, i64), far, near
         real = _linear_sources(n, size, scale, self.align_corners, dtype)
         zero, one = number(0, i64), number(1, i64)
         last = maximum(number(n - 1, i64), zero)
