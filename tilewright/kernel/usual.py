@@ -1,8 +1,8 @@
 """How much work an iteration is, where sizes that only the call knows decide.
 
 A schedule says how many iterations of a parallel loop are one piece of work, for sizes that are
-usual. In code for any size the number follows from the sizes of the call: as many iterations as are
-as much work as those of usual sizes.
+usual. In code for any size the number follows from the sizes of the call: where these are larger,
+a piece has fewer iterations, which are as much work as those of usual sizes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tilewright.kernel.nest import Loop, Store, walk
 USUAL_PRAGMA = "usual"
 # So many pieces for each thread are enough for others to help when it falls behind.
 PIECES = 64
+ENOUGH = 8  # with as many for each thread, pieces are made no smaller
 REST = 64  # what tiles and vectors leave over is no more
 
 

@@ -29,7 +29,7 @@ from tilewright.kernel.nest import (
     walk,
     writes,
 )
-from tilewright.kernel.usual import PIECES, usual_of, work_at, work_inside
+from tilewright.kernel.usual import ENOUGH, PIECES, usual_of, work_at, work_inside
 from tilewright.llvm.body import Body
 from tilewright.llvm.instead import Has
 from tilewright.llvm.machine import Traits
@@ -115,15 +115,20 @@ class _Module:
             f.context.env[s] = (put(f"load i64, ptr {slot}, align 8"), 0)
 
     def _grain(self, f: Body, s: Loop) -> str:
-        """How many iterations are one piece: for unknown sizes, as the sizes of the call say."""
+        """How many iterations are one piece: of sizes above usual ones fewer, since each is more
+        work. Of smaller ones there are no more: a few pieces are hard to share evenly."""
         usual, work = usual_of(s), work_inside(s)
         if not usual or isinstance(work, int):
             return str(s.grain)
         put, piece = f.writer.put, s.grain * work_at(work, usual)
         found = put(f"udiv i64 {piece}, {f.indices.dim(D.maximum(work, 1))}")
-        pieces = PIECES * max(1, self.target.cores)
-        least = f.indices.dim(D.maximum(D.floordiv(s.extent, pieces), 1))
-        return f.writer.integer("smax", found, least)
+        cores = max(1, self.target.cores)
+        enough, most = (
+            f.indices.dim(D.maximum(D.floordiv(s.extent, n * cores), 1)) for n in (ENOUGH, PIECES)
+        )
+        found = f.writer.integer("smax", found, enough)
+        found = f.writer.integer("smin", found, str(s.grain))
+        return f.writer.integer("smax", found, most)
 
     def _parallel(self, main: Body, s: Loop, lets: list[Stmt], name: str, ctx: list[str]) -> None:
         """A call that runs the chunks of a loop, and the function of one of them."""

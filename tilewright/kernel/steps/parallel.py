@@ -13,8 +13,8 @@ from tilewright.kernel.usual import USUAL_PRAGMA
 class Parallel(Step):
     """The iterations may run on several threads, `grain` of them as one piece of work.
 
-    With `usual`, the grain is right where all sizes that are not known are as large: code has as
-    many iterations in a piece as are as much work for the sizes of the call.
+    With `usual`, the grain is right where all sizes that are not known are as large: where the
+    sizes of the call are larger, code has fewer iterations in a piece, of as much work.
 
     Outermost loops only. Of a loop over the programs of a grid nothing has to be proved.
     """
