@@ -91,6 +91,40 @@ def test_elements_of_images_of_any_size_are_repeated(mode: str) -> None:
     assert sum("upsample_nearest" in k.name for k in explained.kernels) == 2
 
 
+RESIZED = [
+    ("bilinear", {"scale_factor": 2.0}),
+    slow("bilinear", {"scale_factor": 1.7, "align_corners": True}),
+    slow("linear", {"scale_factor": 0.3}),
+    slow("nearest", {"scale_factor": 1.7}),
+    ("nearest", None),
+    ("bilinear", None),
+    slow("nearest-exact", None),
+]
+
+
+@pytest.mark.parametrize(("mode", "options"), RESIZED)
+def test_images_of_any_size_are_resized(mode: str, options: dict[str, Any] | None) -> None:
+    """By a factor, or to the size of another image. Places are computed, and need no check."""
+    torch._dynamo.reset()
+    flat = mode == "linear"
+
+    def resized(x: Tensor, y: Tensor) -> Tensor:
+        how = options or {"size": y.shape[2:]}
+        return F.interpolate(x, mode=mode, **how)
+
+    with torch.no_grad():
+        fast = tw.compile(resized, dynamic=True, strict=True)
+        for h, w in [(40, 33), (4, 7), (5, 16), (17, 15), (4, 4), (32, 100), (119, 9)]:
+            x, y = torch.randn(1, 3, h, w)[0 if flat else slice(None)], torch.randn(1, 1, w, 2 * h)
+            got, eager, exact = fast(x, y), resized(x, y), resized(x.double(), y)
+            if mode.startswith("nearest"):
+                assert torch.equal(got, eager)
+            else:
+                assert not disagreements((got,), (eager,), (exact,))
+    explained = tw.explain(fast)
+    assert not explained.checks and fast.log.counts["compile"] == 1
+
+
 @pytest.mark.slow
 def test_interpolation_of_any_size_and_of_bytes() -> None:
     f = lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")  # noqa: E731

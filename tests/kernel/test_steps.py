@@ -158,6 +158,7 @@ REFUSALS = [
     (POOLED, f"{DOWN}\nUnroll('w.r1')", "Slide('w', 1, 2)", "w.r1 is already unroll"),
     (MATRICES, "RFactor('s', ('s.r0',), 'w')", "Slide('w', 1, 2)", "do not move by one number"),
     (GRID, "", "Parallel('y.i0', 0)", "0 is not a positive grain"),
+    (GRID, "", "Parallel('y.i0', 1, -1)", "-1 is no usual size"),
     (GRID, "", "Parallel('y.i1')", "y.i1 is inside y.i0"),
     (SUM, "Reorder(('s.r0', 's.i0'))", "Parallel('s.r0')", "accumulates into s"),
     (SCAN, "Split('s.i1', 9)", "Parallel('s.i1.0')", "s.i1.0 is inside s.i0"),

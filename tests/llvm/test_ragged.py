@@ -80,6 +80,27 @@ nest k where n: 1..15
   lane j in n:
     y: y[2*j] = x[3*j] - z[n-j-1]
 """,
+    "several lanes read one element": """
+nest k where n: 1..15
+  in x: f32[((n+1)//2)]
+  out y: f32[n]
+  lane j in n:
+    y: y[j] = x[(j//2)] * 3.0
+""",
+    "strides downwards": """
+nest k where n: 1..15
+  in x: f32[3*n-2]
+  out y: f32[n]
+  lane j in n:
+    y: y[j] = x[3*n-3*j-3] - 1.0
+""",
+    "strides beyond edges": """
+nest k where n: 1..15
+  in x: f32[2*n-1]
+  out y: f32[n]
+  lane j in n:
+    y: y[j] = select(#(2*j) >= 1, x[2*j-1], 5.0) + select(#(2*j+1) < #(2*n-1), x[2*j+1], 7.0)
+""",
     "conditions": """
 nest k where n: 1..15
   in x: f32[n]
@@ -167,6 +188,30 @@ def test_lanes_that_exist_are_right_and_others_touch_nothing(name: str) -> None:
                 np.testing.assert_allclose(got[key], value, rtol=1e-5, atol=1e-6, err_msg=f"{n}")
         for n in sorted(sizes)[:: max(1, len(sizes) // 3)]:
             assert native.strays(_arrays(nest, n, rng), {"n": n}) is None
+
+
+@pytest.mark.parametrize("name", ["several lanes read one element", "strides"])
+def test_lanes_apart_read_whole_vectors(name: str) -> None:
+    target = get("x86-64-v4")
+    text = emit(legalise(parse_nest(NESTS[name]), target), target)
+    assert "load float" not in text and "@llvm.masked.load" in text
+
+
+def test_all_lanes_that_share_elements_read_a_vector() -> None:
+    nest = parse_nest(
+        """
+nest k where n: 1..1000
+  in x: f32[8*n]
+  out y: f32[16*n]
+  for i in n:
+    lane j in 16:
+      y: y[16*i+j] = x[8*i+(j//2)]
+"""
+    )
+    text = emit(legalise(nest, default()), default())
+    assert "load <8 x float>" in text and "load float" not in text
+    arrays = {"x": np.arange(24, dtype=np.float32), "y": np.zeros(48, np.float32)}
+    assert (Native(nest, default())(arrays, {"n": 3})["y"] == np.arange(48) // 2).all()
 
 
 def test_a_rest_is_one_masked_vector() -> None:

@@ -43,6 +43,7 @@ from tilewright.llvm.accesses import Accesses
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.atomics import Atomics
 from tilewright.llvm.context import LANE, Context, Test
+from tilewright.llvm.counters import Counters
 from tilewright.llvm.indices import Indices
 from tilewright.llvm.instructions import Instructions
 from tilewright.llvm.machine import Machine, Traits
@@ -185,13 +186,18 @@ class Body:
             some = w.put(f"icmp slt i64 {lo}, {end}")
             w.line(f"br i1 {some}, label %{n}, label %{n}.exit")
         self.context.touch(s)
-        with w.inside(pre):
+        counters = Counters(w, n, s.var, lo) if self.traits.counts else None
+        with w.inside(pre, counters):
             w.label(n)
             iv, nx = f"%{n}.i", f"%{n}.next"
             w.line(f"{iv} = phi i64 [ {lo}, %{n}.pre ], [ {nx}, %{n}.latch ]")
+            if counters is not None:
+                w.out.append(counters.first)
             self.iteration(s, (iv, w.depth))
             w.line(f"br label %{n}.latch")
             w.label(f"{n}.latch")
+            if counters is not None:
+                counters.steps()
             w.line(f"{nx} = add nuw nsw i64 {iv}, 1")
             more = w.put(f"icmp slt i64 {nx}, {end}")
             times = w.metadata.unroll(dict(s.pragmas).get("unroll"))

@@ -29,6 +29,7 @@ from tilewright.kernel.nest import (
     walk,
     writes,
 )
+from tilewright.kernel.usual import ENOUGH, PIECES, usual_of, work_at, work_inside
 from tilewright.llvm.body import Body
 from tilewright.llvm.instead import Has
 from tilewright.llvm.machine import Traits
@@ -52,6 +53,7 @@ class _Module:
         unrolls = any(dict(s.pragmas).get("unroll") for s, _ in walk(n.body) if isinstance(s, Loop))
         self.metadata = Metadata(unrolls)
         self.traits = Traits(
+            counts=True,
             keeping=f"{target.vector_convention} ".lstrip(),
             steps_apart=True,
             short=target.pointer_bits < 64,
@@ -112,10 +114,26 @@ class _Module:
             slot = put(f"getelementptr i64, ptr %dims, i64 {k}")
             f.context.env[s] = (put(f"load i64, ptr {slot}, align 8"), 0)
 
+    def _grain(self, f: Body, s: Loop) -> str:
+        """How many iterations are one piece: of sizes above usual ones fewer, since each is more
+        work. Of smaller ones there are no more: a few pieces are hard to share evenly."""
+        usual, work = usual_of(s), work_inside(s)
+        if not usual or isinstance(work, int):
+            return str(s.grain)
+        put, piece = f.writer.put, s.grain * work_at(work, usual)
+        found = put(f"udiv i64 {piece}, {f.indices.dim(D.maximum(work, 1))}")
+        cores = max(1, self.target.cores)
+        enough, most = (
+            f.indices.dim(D.maximum(D.floordiv(s.extent, n * cores), 1)) for n in (ENOUGH, PIECES)
+        )
+        found = f.writer.integer("smax", found, enough)
+        found = f.writer.integer("smin", found, str(s.grain))
+        return f.writer.integer("smax", found, most)
+
     def _parallel(self, main: Body, s: Loop, lets: list[Stmt], name: str, ctx: list[str]) -> None:
         """A call that runs the chunks of a loop, and the function of one of them."""
-        grain = s.grain
-        up = main.writer.put(f"add i64 {main.indices.dim(s.extent)}, {grain - 1}")
+        grain = self._grain(main, s)
+        up = main.writer.put(f"add i64 {main.indices.dim(s.extent)}, {_one_less(main, grain)}")
         chunks = main.writer.put(f"udiv i64 {up}, {grain}")
         main.writer.line(f"call void @{_runner(s)}(ptr @{name}, ptr %ctx, i64 {chunks})")
         main.context.touch(s)
@@ -127,6 +145,7 @@ class _Module:
         self._enter(f)
         for i, c in enumerate(ctx):
             f.addresses.base[c] = (f"%l{i}", 0)
+        grain = self._grain(f, s)
         lo = w.put(f"mul i64 %chunk, {grain}")
         end = w.put(f"add i64 {lo}, {grain}")
         hi = w.integer("smin", end, f.indices.dim(s.extent))
@@ -135,6 +154,10 @@ class _Module:
         head = f"define internal void @{name}(ptr %ctx, i64 %chunk) nounwind {{"
         self.functions.append("\n".join([head, *f.lines()]))
         self.arith.put = main.writer.put
+
+
+def _one_less(f: Body, x: str) -> str:
+    return str(int(x) - 1) if x.isdigit() else f.writer.put(f"sub i64 {x}, 1")
 
 
 # Bytes of a buffer of unknown size for which there is room on the stack, so that rows of usual

@@ -192,6 +192,12 @@ class Indices:
             if key in l.memo:
                 found = l.memo[key]
                 return found if isinstance(found, int) else (found, lv)
+        counters = self.w.levels[level].counters
+        if counters is not None and not self.c.constants(D.symbols(whole)):
+            counted = counters.of(atom, level, self.dim)
+            if counted is not None:
+                self.w.levels[level].memo[key] = counted
+                return counted, level
         with self.w.at(level):
             a, b = self.dim(atom.a), self.dim(atom.b)
             if a.lstrip("-").isdigit() and b.lstrip("-").isdigit():

@@ -23,6 +23,9 @@ VECTOR = 16  # bytes
 # Functions of an index that is read from memory and kept within its size, counted from the end or
 # not; what is computed takes more.
 SIMPLE = 6
+# Vectors of neighbours that are read whole for what some lanes need of them.
+SPAN = 4
+NEAR = range(1, SPAN + 1)  # distances between lanes of which that holds
 
 
 class Loads:
@@ -124,6 +127,9 @@ class Loads:
             return self.arith.widen(x, b.dtype, w)
         if b.pointer or (w > 1 and b.swizzle is None and self._is_costly(lin)):
             return self._gather(b, lin, w)
+        apart = self._apart(b, lin, w) if lane is None and w > 1 else None
+        if apart is not None:
+            return self._span(b, lin, apart)
         xs = [self.c.with_lane(k, lambda: self.at(b, index, 1)) for k in range(w)]
         return self.w.build(xs, register_type(b.dtype))
 
@@ -141,12 +147,68 @@ class Loads:
             x = loads.masked_gather(b, a.near(b, lin, w), mask, w)
             return self.arith.widen(x, b.dtype, w)
         own, last = self.c.lane[0], count - 1
+        apart = self._apart(b, lin, w) if loads.has_masks(b) else None
+        if apart is not None and apart in (sorted(apart), sorted(apart, reverse=True)):
+            return self._existing_span(b, lin, apart, last)
 
         def one(k: int) -> str:
             at = tuple(D.substitute(i, {own: D.minimum(k, last)}) for i in index)
             return self.c.with_lane(k, lambda: self.at(b, at, 1))
 
         return self.w.build([one(k) for k in range(w)], register_type(b.dtype))
+
+    def _apart(self, b: Buffer, lin: Dim, w: int) -> list[int] | None:
+        """How far each lane reads from the first one, where that is known and all are in a few
+        vectors of neighbours."""
+        assert self.c.lane is not None
+        if b.pointer or b.unit != 1 or b.swizzle is not None or isinstance(lin, int):
+            return None
+        own, found = self.c.lane[0], []
+        if any(own in v.symbols() for v in D.data_values(lin)):
+            return None
+        fixed = {s: k for s in D.symbols(lin) if isinstance(k := self.c.env.get(s), int)}
+        lin = D.substitute(lin, fixed)
+        first = D.substitute(lin, {own: 0})
+        for k in range(w):
+            far = D.substitute(lin, {own: k}) - first
+            if not isinstance(far, int):
+                return None
+            found.append(far)
+        return found if max(found) - min(found) < SPAN * w else None
+
+    def _span(self, b: Buffer, lin: Dim, apart: list[int]) -> str:
+        """All of the memory in which lanes read, and of it what each of them reads."""
+        assert self.c.lane is not None
+        w, low = len(apart), min(apart)
+        span = max(apart) - low + 1
+        p = self.addresses.at(b, D.substitute(lin, {self.c.lane[0]: 0}) + low)
+        x = self.put(f"load <{span} x {memory_type(b.dtype)}>, ptr {p}, align {b.dtype.bytes}")
+        return self._picked(b, x, span, [k - low for k in apart], w)
+
+    def _existing_span(self, b: Buffer, lin: Dim, apart: list[int], last: Dim) -> str:
+        """The same of lanes of which those after the `last` one do not exist: nothing is read that
+        no lane needs. Lanes read one after the other, up or down."""
+        assert self.c.lane is not None
+        w, low, own = len(apart), min(apart), self.c.lane[0]
+        span = -(-(max(apart) - low + 1) // w) * w
+        first = D.substitute(lin, {own: 0})
+        p = self.addresses.at(b, first + low)
+        far = self.indices.dim(D.substitute(lin, {own: last}) - first - low)
+        limit = self.arith.splat(self.put(f"trunc i64 {far} to i32"), "i32", span)
+        numbers = ", ".join(f"i32 {k}" for k in range(span))
+        mask = self.put(
+            f"icmp {'sge' if low else 'sle'} <{span} x i32> <{numbers}>, {limit}",
+        )
+        if low:  # lanes go down from the first one, and what rounds up the span is after that
+            within = ", ".join(f"i1 {'true' if k <= -low else 'false'}" for k in range(span))
+            mask = self.put(f"and <{span} x i1> {mask}, <{within}>")
+        x = self.accesses.masked_load(b, p, mask, span)
+        return self._picked(b, x, span, [k - low for k in apart], w)
+
+    def _picked(self, b: Buffer, x: str, span: int, places: list[int], w: int) -> str:
+        v, which = f"<{span} x {memory_type(b.dtype)}>", ", ".join(f"i32 {k}" for k in places)
+        x = self.put(f"shufflevector {v} {x}, {v} poison, <{w} x i32> <{which}>")
+        return self.arith.widen(x, b.dtype, w)
 
     def _phase(self, b: Buffer, lin: Dim, lane: int) -> int | None:
         """Where lanes take one element each of groups of `lane` neighbours, which of a group: all
@@ -197,8 +259,8 @@ class Loads:
         s = self.c.lane[0]
         moving = [k for k, i in enumerate(index) if s in D.symbols(i)]
         _, _, lane = self.indices.terms(self.addresses.linear(b, index))
-        hinted = EDGES in self.c.hints
-        if not hinted or lane != 1 or len(moving) != 1 or D.coefficient(index[moving[0]], s) != 1:
+        hinted, near = EDGES in self.c.hints, lane == 1 or (lane in NEAR and self._spreads(b))
+        if not (hinted and near) or len(moving) != 1 or D.coefficient(index[moving[0]], s) != lane:
             return self.at(b, safe, w)
         # One vector where all lanes are inside; at the edges under a mask, or lane by lane.
         k = moving[0]
@@ -224,26 +286,31 @@ class Loads:
         s, width = self.c.lane
         moving = [k for k, i in enumerate(index) if s in D.symbols(i)]
         step = self.indices.terms(self.addresses.linear(b, index))[2]
-        if width != w or b.swizzle is not None or len(moving) != 1 or step not in (1, -1):
+        if width != w or b.swizzle is not None or len(moving) != 1:
+            return self.at(b, safe, w)
+        if step is None or step not in (-1, *NEAR):
             return self.at(b, safe, w)
         k = moving[0]
-        if D.coefficient(index[k], s) != step:
+        if D.coefficient(index[k], s) != step or (step > 1 and not self._spreads(b)):
             return self.at(b, safe, w)
-        begin, put = D.substitute(index[k], {s: 0 if step == 1 else w - 1}), self.put
-        ends = D.maximum(0 - begin, 0), D.maximum(b.shape[k] - begin, 0)
-        low, high = (put(f"trunc i64 {self.indices.dim(D.minimum(x, w))} to i32") for x in ends)
-        t, numbers = f"<{w} x i32>", ", ".join(f"i32 {j}" for j in range(w))
-        above = put(f"icmp sge {t} <{numbers}>, {self.arith.splat(low, 'i32', w)}")
-        below = put(f"icmp slt {t} <{numbers}>, {self.arith.splat(high, 'i32', w)}")
-        mask = put(f"and <{w} x i1> {above}, {below}")
+        begin, put = D.substitute(index[k], {s: w - 1 if step == -1 else 0}), self.put
+        ends, span = (D.maximum(0 - begin, 0), D.maximum(b.shape[k] - begin, 0)), abs(step) * w
+        low, high = (put(f"trunc i64 {self.indices.dim(D.minimum(x, span))} to i32") for x in ends)
+        t, numbers = f"<{span} x i32>", ", ".join(f"i32 {j}" for j in range(span))
+        above = put(f"icmp sge {t} <{numbers}>, {self.arith.splat(low, 'i32', span)}")
+        below = put(f"icmp slt {t} <{numbers}>, {self.arith.splat(high, 'i32', span)}")
+        mask = put(f"and <{span} x i1> {above}, {below}")
         first = tuple(begin if j == k else i for j, i in enumerate(safe))
         const, terms, _ = self.indices.terms(self.addresses.linear(b, first))
-        x = self.accesses.masked_load(b, self.addresses.pointer(b, const, terms), mask, w)
-        if step == -1:
-            v = f"<{w} x {memory_type(b.dtype)}>"
-            turned = ", ".join(f"i32 {w - 1 - j}" for j in range(w))
-            x = put(f"shufflevector {v} {x}, {v} poison, <{w} x i32> <{turned}>")
-        return self.arith.widen(x, b.dtype, w)
+        x = self.accesses.masked_load(b, self.addresses.pointer(b, const, terms), mask, span)
+        if step == 1:
+            return self.arith.widen(x, b.dtype, w)
+        places = [w - 1 - j if step == -1 else j * step for j in range(w)]
+        return self._picked(b, x, span, places, w)
+
+    def _spreads(self, b: Buffer) -> bool:
+        """May lanes read parts of several vectors of it?"""
+        return b.unit == 1 and b.swizzle is None and not b.pointer and self.accesses.has_masks(b)
 
     # ---- behind pointers
 

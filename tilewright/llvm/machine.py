@@ -20,6 +20,7 @@ class Traits:
 
     keeping: str = ""  # how functions are called that leave most vector registers alone
     steps_apart: bool = False  # addresses may be opaque to LLVM: see llvm/opaque.py
+    counts: bool = False  # quotients of loops' variables are counted: llvm/counters.py
     short: bool = False  # integers of 32 bits take less time than of 64, division much less
     early: bool = False  # addresses behind pointers are computed before conditions
     scope: str = ""  # the scope of atomics: all threads by default

@@ -21,6 +21,7 @@ class Level:
 
     pre: list[Any]
     memo: dict[Any, Any] = field(default_factory=dict)
+    counters: Any = None  # quotients that go on with the loop (llvm/counters.py)
 
 
 class Metadata:
@@ -153,9 +154,9 @@ class Writer:
         self.levels[min(level, self.depth)].memo[key] = r
 
     @contextmanager
-    def inside(self, pre: list[Any]) -> Iterator[None]:
+    def inside(self, pre: list[Any], counters: Any = None) -> Iterator[None]:
         """One level further in; `pre` is where the code before it goes."""
-        self.levels.append(Level(pre))
+        self.levels.append(Level(pre, counters=counters))
         self.depth += 1
         assert self.depth == len(self.levels) - 1
         yield

@@ -24,7 +24,7 @@ from tilewright.ir.positions import may_equal
 from tilewright.ir.types import TensorType, TupleType, bf16, f16, f64, i64
 from tilewright.ops import elementwise as ew
 from tilewright.ops import samples as S
-from tilewright.ops.creation import iota
+from tilewright.ops.creation import iota, number
 from tilewright.ops.linear import matmul
 from tilewright.ops.reductions import amax, sum
 from tilewright.ops.shapes import broadcast_shapes, same_dtype, want_kind
@@ -49,7 +49,14 @@ def _groups(q: tuple[Dim, ...], k: tuple[Dim, ...]) -> int:
 @dataclass(frozen=True)
 class _Attention(Op):
     causal: bool
-    scale: float
+    scale: float | None  # None: by the width of the heads, which the call knows
+
+    def scaled(self, x: Node, q: Node) -> Node:
+        """Of scores, or of their gradient: times the scale."""
+        if self.scale is not None:
+            return ew.mul(x, self.scale)
+        width = number(D.maximum(q.shape[-1], 1), x.dtype)
+        return ew.mul(x, ew.div(number(1, x.dtype), ew.sqrt(width)))
 
     def _check(self, q: TensorType, k: TensorType, v: TensorType, *mask: TensorType) -> None:
         same_dtype(self.name, q, k, v)
@@ -75,7 +82,7 @@ class _Attention(Op):
         """Scaled and masked, heads apart as in `_apart`; what may not be seen is -inf."""
         groups = _groups(q.shape, k.shape)
         scores = matmul(_apart(q, groups), transpose(_together(k, groups), -2, -1))
-        scores = ew.mul(scores, self.scale)
+        scores = self.scaled(scores, q)
         if self.causal:
             rows = reshape(iota(q.shape[-2], dtype=i64), (q.shape[-2], 1))
             columns = iota(k.shape[-2], dtype=i64)
@@ -99,7 +106,7 @@ class _Attention(Op):
         groups = _groups(q.shape, k.shape)
         wide_q, wide_k, wide_v = _wide(q, k, v)
         rows = _rows(_apart(wide_q, groups), groups)
-        scores = ew.mul(matmul(rows, transpose(wide_k, -2, -1)), self.scale)
+        scores = self.scaled(matmul(rows, transpose(wide_k, -2, -1)), q)
         length = q.shape[-2]
         if self.causal:
             seen = self._visible(q, k, groups)
@@ -214,7 +221,7 @@ def _numpy_weights(
     op: _Attention, q: np.ndarray, k: np.ndarray, mask: tuple[np.ndarray, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
     """(softmax, log of its denominator), row by row, straight from the definition."""
-    scores = np.einsum("...ld,...sd->...ls", q, _repeated(k, q)) * op.scale
+    scores = np.einsum("...ld,...sd->...ls", q, _repeated(k, q)) * _numpy_scale(op, q)
     visible = np.ones(scores.shape, bool)
     if op.causal:
         visible &= np.tri(q.shape[-2], k.shape[-2], dtype=bool)
@@ -288,6 +295,7 @@ class Attention(_Attention):
                 S.normal(1, 2, 6, 8, seed=2),
             )
             yield S.case(cls(True, 8**-0.5), *args, dtype=dtype)
+        yield S.case(cls(True, None), *(S.normal(2, 3, 5, 4, seed=k) for k in range(3)))
 
 
 @operator
@@ -359,7 +367,7 @@ class AttentionBackward(_Attention):
         inner = sum(ew.mul(g, o), (g.rank - 1,), True)
         g, own_q, inner = (_apart(x, groups) for x in (g, wide_q, inner))
         dp = matmul(g, transpose(_together(wide_v, groups), -2, -1))
-        ds = ew.mul(ew.mul(p, ew.sub(dp, inner)), self.scale)
+        ds = self.scaled(ew.mul(p, ew.sub(dp, inner)), q)
         dq = joined(matmul(ds, _together(wide_k, groups)), groups)
         rows = [_rows(x, groups) for x in (ds, own_q, p, g)]
         dk = matmul(transpose(rows[0], -2, -1), rows[1])
@@ -390,12 +398,12 @@ class AttentionBackward(_Attention):
 
         def weights(scores: Node, seen: Node, each: Node, within: Node) -> tuple[Node, Node]:
             p = ew.exp(ew.sub(scores, each))
-            return p, ew.mul(ew.mul(p, ew.sub(seen, within)), self.scale)
+            return p, self.scaled(ew.mul(p, ew.sub(seen, within)), q)
 
         rows, of_rows, each, within = (
             _rows(_apart(x, groups), groups) for x in (wide_q, g, total, inner)
         )
-        turned = ew.mul(matmul(wide_k, transpose(rows, -2, -1)), self.scale)
+        turned = self.scaled(matmul(wide_k, transpose(rows, -2, -1)), q)
         seen = matmul(wide_v, transpose(of_rows, -2, -1))
         if self.causal:
             turned = ew.where(self._visible(q, k, groups, turned=True), turned, NOTHING)
@@ -427,7 +435,7 @@ class AttentionBackward(_Attention):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         p, _ = _numpy_weights(self, q, k, mask)
         dp = grad @ np.swapaxes(_repeated(v, q), -1, -2)
-        ds = p * (dp - (grad * out).sum(-1, keepdims=True)) * self.scale
+        ds = p * (dp - (grad * out).sum(-1, keepdims=True)) * _numpy_scale(self, q)
         dk, dv = np.swapaxes(ds, -1, -2) @ q, np.swapaxes(p, -1, -2) @ grad
         if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
             split = (*k.shape[:-3], k.shape[-3], -1)
@@ -444,15 +452,21 @@ class AttentionBackward(_Attention):
             with np.errstate(divide="ignore"):
                 out, log_total = (a.astype(np.float32) for a in forward.reference(q, k, v, *mask))
             grad = S.normal(*out.shape, seed=9)
-            yield S.case(cls(causal, 0.5), grad, q, k, v, out, log_total, *mask)
+            scales = (0.5,) if mask or q.shape[-1] != 4 else (0.5, None)  # which are the same
+            for scale in scales:
+                yield S.case(cls(causal, scale), grad, q, k, v, out, log_total, *mask)
 
 
-def _default(q: Node, scale: float | None) -> float:
+def _numpy_scale(op: _Attention, q: np.ndarray) -> float:
+    return 1 / math.sqrt(max(q.shape[-1], 1)) if op.scale is None else op.scale
+
+
+def _default(q: Node, scale: float | None) -> float | None:
     if scale is not None:
         return float(scale)
     width = q.shape[-1]
     if not isinstance(width, int):
-        raise Invalid("attention: the width of the heads is symbolic", hint="give the scale")
+        return None
     return 1 / math.sqrt(width) if width else 1.0
 
 

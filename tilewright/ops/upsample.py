@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import product as cartesian
+from math import frexp
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +22,8 @@ from tilewright.ir.node import Node, Op, constant, node
 from tilewright.ir.operator import Sample, operator
 from tilewright.ir.positions import Shape, static
 from tilewright.ir.types import DType, TensorType, bf16, f16, f32, f64, i64
-from tilewright.ops.elementwise import add, cast, mul
+from tilewright.ops.creation import iota, number
+from tilewright.ops.elementwise import add, cast, div, gt, maximum, minimum, mul, sub, where
 from tilewright.ops.indexing import take
 from tilewright.ops.linear import matmul
 from tilewright.ops.samples import case, integers, normal
@@ -68,7 +70,13 @@ def _nearest_source(o: Dim, n: Dim, size: Dim, scale: float | None, exact: bool)
     twice, once = (2, 1) if exact else (1, 0)
     if not (isinstance(n, int) and isinstance(size, int)):
         *_, (p, q) = _ratios(n, size, scale)
-        return D.minimum(D.floordiv((twice * o + once) * p, twice * q), n - 1)
+        if scale and frexp(scale)[0] == 0.5:  # that arithmetic is exact
+            return D.minimum(D.floordiv((twice * o + once) * p, twice * q), n - 1)
+        wide = [E.cast(E.index(x), f32) for x in (n, D.maximum(size, 1))]
+        by = E.const(float(np.float32(1.0 / scale)), f32) if scale else E.fn("div", *wide)
+        real = E.fn("mul", E.cast(E.index(o), f32) + (0.5 if exact else 0.0), by)
+        last = E.index(D.maximum(n - 1, 0))
+        return E.fn("min", E.cast(E.fn("floor", real), i64), last).as_dim()
     if size == 0:
         return 0
     table = _nearest_table(n, size, scale, exact)
@@ -262,6 +270,23 @@ def _linear_table(
     return lower, upper, np.clip(real - lower, 0, 1).astype(dtype.numpy)
 
 
+def _linear_sources(
+    n: Dim, size: Dim, scale: float | None, align_corners: bool, dtype: DType
+) -> Node:
+    """Where in the input every output is, for sizes that only the call knows: as in the table."""
+    o = iota(size, 0, 1, dtype)
+    half, zero = number(0.5, dtype), number(0, dtype)
+    if align_corners:
+        steps = number(D.maximum(size - 1, 1), dtype)
+        whole = div(number(n - 1, dtype), steps)
+        return mul(o, where(gt(number(size, i64), number(1, i64)), whole, zero))
+    if scale:
+        ratio = number(float(dtype.numpy.type(1.0 / scale)), dtype)
+    else:
+        ratio = div(number(n, dtype), number(D.maximum(size, 1), dtype))
+    return maximum(sub(mul(add(o, half), ratio), half), zero)
+
+
 def _numpy_weight(
     op: UpsampleLinear | UpsampleLinearBackward, axis: int, o: int, n: int, size: int, i: int
 ) -> float:
@@ -289,17 +314,33 @@ class UpsampleLinear(Op):
 
     def compose(self, x: Node) -> Node:
         first = x.rank - len(self.size)
-        spatial, size = _static_axes("upsample_linear", x.shape[first:], self.size)
         wide = x.dtype.accumulator
         y = cast(x, wide)
-        for k in reversed(range(len(size))):
-            n, m, axis = spatial[k], size[k], first + k
-            lower, upper, w = _linear_table(n, m, self.scales[k], self.align_corners, wide)
+        for k in reversed(range(len(self.size))):
+            n, m, axis = x.shape[first + k], self.size[k], first + k
+            lower, upper, far, near = self._places(n, m, self.scales[k], wide)
             along = (m,) + (1,) * (x.rank - axis - 1)
-            low, high = (take(y, constant(at, i64), axis, "proved") for at in (lower, upper))
-            far, near = (constant(x.reshape(along), wide) for x in (1 - w, w))
+            low, high = (take(y, at, axis, "proved") for at in (lower, upper))
+            far, near = (reshape(w, along) for w in (far, near))
             y = add(mul(low, far), mul(high, near))
         return cast(y, x.dtype)
+
+    def _places(
+        self, n: Dim, size: Dim, scale: float | None, dtype: DType
+    ) -> tuple[Node, Node, Node, Node]:
+        """(lower neighbour, upper neighbour, their weights) of every output: constants, where the
+        sizes are."""
+        if isinstance(n, int) and isinstance(size, int):
+            lower, upper, w = _linear_table(n, size, scale, self.align_corners, dtype)
+            far, near = (constant(x, dtype) for x in (1 - w, w))
+            return constant(lower, i64), constant(upper, i64), far, near
+        real = _linear_sources(n, size, scale, self.align_corners, dtype)
+        zero, one = number(0, i64), number(1, i64)
+        last = maximum(number(n - 1, i64), zero)
+        lower = minimum(cast(real, i64), last)
+        upper = minimum(add(lower, one), last)
+        w = minimum(maximum(sub(real, cast(lower, dtype)), number(0, dtype)), number(1, dtype))
+        return lower, upper, sub(number(1, dtype), w), w
 
     def reference(self, x: np.ndarray) -> np.ndarray:
         size = static(self.size)

@@ -286,6 +286,33 @@ def test_symbolic_lengths() -> None:
             torch.testing.assert_close(fast(*args), attention(*args, is_causal=True))
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_symbolic_widths(causal: bool) -> None:
+    """Nothing runs in eager, and as many values as keys are no other size."""
+    torch._dynamo.reset()
+    call = lambda q, k, v: attention(q, k, v, is_causal=causal)  # noqa: E731
+    fast = tw.compile(call, dynamic=True, strict=True)
+    with torch.no_grad():
+        for batch, length, width in [(2, 40, 16), (1, 1, 1), (3, 17, 64), (1, 33, 7), (2, 5, 80)]:
+            args = heads(batch, 2, length, width)
+            torch.testing.assert_close(fast(*args), call(*args))
+    assert len(tw.explain(fast).programs[0].dims) == 5  # batch, heads, both lengths, width
+    for width in (8, 24):
+        args = [x.requires_grad_() for x in heads(1, 2, 9, width)]
+        wanted = torch.autograd.grad(call(*args).square().sum(), args)
+        for got, want in zip(torch.autograd.grad(fast(*args).square().sum(), args), wanted):
+            torch.testing.assert_close(got, want)
+
+
+def test_other_numbers_of_values_than_keys_are_refused() -> None:
+    torch._dynamo.reset()
+    fast = tw.compile(lambda q, k, v: attention(q, k, v), dynamic=True)
+    q, k, v = heads(1, 2, 9, 8)
+    fast(q, k, v)
+    with pytest.raises(RuntimeError):
+        fast(q, k, torch.cat([v, v], 2))
+
+
 # ---- keys in blocks
 
 

@@ -181,6 +181,31 @@ def test_lines_of_any_size_keep_their_sums_in_registers() -> None:
     assert sums.shape[-1] == lanes  # a part of one vector is the only rest
 
 
+POOLS = [
+    nn.MaxPool2d(2),
+    nn.AvgPool2d(3, 2, 1),
+    pytest.param(nn.MaxPool2d(3, 2, 1), marks=pytest.mark.slow),
+    pytest.param(nn.AvgPool2d((3, 4), (1, 3), 1, count_include_pad=False), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_windows_of_images_of_any_size(pool: nn.Module) -> None:
+    """Results at the end of a line are a part of one vector, and what they read is whole ones."""
+    torch._dynamo.reset()
+    lanes = default().lanes(32)
+    sides = [5, lanes - 1, lanes, 2 * lanes - 1, 2 * lanes, 2 * lanes + 1, 4 * lanes + 3]
+    with torch.no_grad():
+        fast = tw.compile(pool, dynamic=True, strict=True)
+        for k, w in enumerate(sides):
+            x = torch.randn(1 + k % 2, 3, sides[-1 - k], w)
+            torch.testing.assert_close(fast(x), pool(x))
+    (kernel,) = tw.explain(fast).kernels
+    nest = apply(start(parse_group(kernel.group)), parse_trace(kernel.trace))
+    (sums,) = (b for b in nest.buffers if b.scope == "register")
+    assert sums.shape[-1] == lanes
+
+
 def pieces_for_threads(fast: Any) -> list[D.Dim]:
     """Of the loop that threads share in what comes after tiles, for one image."""
     kernels = [k for p in tw.explain(fast).programs for k in p.kernels]

@@ -68,8 +68,22 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         table.pop(op, None)
         if function is not None:
             table[op] = function
+    table[aten._scaled_dot_product_flash_attention_for_cpu.default] = _of_equal_sizes
     table |= for_each()
     return table | of_numbers(table)
+
+
+def _of_equal_sizes(q: Any, k: Any, v: Any, *rest: Any, **named: Any) -> Any:
+    """Attention stays whole. Sizes that eager wants to be equal are one symbol from here on:
+    torch's rule of its shapes does not compare them."""
+    _same(k.shape[-2], v.shape[-2], "keys and values differ in length")
+    _same(q.shape[-1], k.shape[-1], "queries and keys differ in width")
+    return NotImplemented
+
+
+def _same(a: Any, b: Any, otherwise: str) -> None:
+    if not (isinstance(a, int) and isinstance(b, int)):  # eager says it of numbers
+        torch._check(a == b, lambda: otherwise)
 
 
 def _by_own_statistics(grad: Any, x: Any, weight: Any, mean: Any, var: Any, *rest: Any) -> Any:

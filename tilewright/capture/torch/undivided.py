@@ -3,14 +3,13 @@
 Torch has Python kernels of interpolation for autograd's dispatch key, so that graphs have gathers
 at computed places, and gradients scatter. Without these kernels the operator and its
 gradient stay whole, and what they compute at each place of an axis is known when compiling. With
-unknown sizes this is so where nearest elements are repeated, or left out, by powers of two.
+unknown sizes they stay whole where no gradient is asked for, and compute places at each call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import frexp
 from threading import Lock
 from typing import Any
 
@@ -38,7 +37,7 @@ def undivided_table() -> dict[Any, Callable[..., Any] | None]:
     torch itself calls them by."""
     out: dict[Any, Callable[..., Any] | None] = {p.vec: None for p in _PACKETS}
     for p in _PACKETS:
-        out[p.default] = _whole_or(decomposition_table[p.default], "nearest" in str(p))
+        out[p.default] = _whole_or(decomposition_table[p.default])
     return out
 
 
@@ -59,19 +58,19 @@ def _by_size(op: Any, corners: bool) -> Callable[..., Any]:
     return called
 
 
-def _whole_or(theirs: Callable[..., Any], nearest: bool) -> Callable[..., Any]:
+def _whole_or(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def taken(x: Tensor, size: Any, *rest: Any, **named: Any) -> Any:
         known = all(type(n) is int for n in (*x.shape, *size))
-        if known or (nearest and not named and len(rest) == len(size) and _by_powers(rest)):
+        if known or (not named and all(map(_is_constant, rest))):
             return NotImplemented
         return theirs(x, size, *rest, **named)
 
     return taken
 
 
-def _by_powers(factors: Sequence[Any]) -> bool:
-    """Are all factors powers of two? Eager computes places in float32, and so exactly."""
-    return all(type(f) is float and f > 0 and frexp(f)[0] == 0.5 for f in factors)
+def _is_constant(factor: Any) -> bool:
+    """Of factors and whether corners are aligned: not a number that changes from call to call."""
+    return factor is None or type(factor) in (bool, float)
 
 
 _lock = Lock()

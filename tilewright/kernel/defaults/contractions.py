@@ -501,7 +501,7 @@ def parallel_tiles(s: Scheduler, t: Placed) -> str | None:
     if not found:
         return None
     st = s.group.stage(t.tile.acc)
-    sizes = [extent(axis) for axis in (*st.axes, *st.raxes)]
+    sizes, few = [extent(axis) for axis in (*st.axes, *st.raxes)], USUAL
     if all(isinstance(d, int) for d in sizes):
         per = D.bounds(prod(sizes))[1] // max(1, min(D.bounds(found[0].extent)[1], D.INF // 2))
     else:  # what is inside, with a few rows where that is not known
@@ -510,5 +510,5 @@ def parallel_tiles(s: Scheduler, t: Placed) -> str | None:
         paths = [p for x, p in stores if x.stage == sums]
         few = USUAL if t.tile.plain else FEW  # pixels are many
         per = max(prod(max(1, guess(q.extent, few)) for q in p) for p in paths)
-    s.parallel(top, per // 8)  # eight multiply-adds are one simple operation
+    s.parallel(top, per // 8, few)  # eight multiply-adds are one simple operation
     return top

@@ -38,7 +38,9 @@ def tile_results(
     c, r = names[col], None if row is None else names[row]
     tails = [f"{c}.0"]
     work = sum(_work(s, st.name) for st in (*inner, host))
-    s.do(Split(c, lanes * VECTORS if extents[col] > lanes else lanes))
+    # What is left of a row of any length is part of one vector, and so in a register too.
+    known = all(isinstance(p.extent, int) for p in s.loops(c))
+    s.do(Split(c, lanes * VECTORS if known and extents[col] > lanes else lanes))
     if r is not None and row is not None:
         s.do(Split(r, min(ROWS, extents[row])))
         tails.insert(0, f"{r}.0")

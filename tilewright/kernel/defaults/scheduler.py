@@ -36,13 +36,12 @@ from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.vectorize import Vectorize
+from tilewright.kernel.usual import PIECES, work_at, work_inside
 
 # Registers that a polynomial of one vector takes, with its coefficients.
 POLYNOMIAL = 8
 # A piece of parallel work should cost tens of microseconds: about this many simple operations.
 PIECE = 16384
-# So many pieces for each thread are enough for others to help when it falls behind.
-PIECES = 64
 # What a size that only the call knows is taken for.
 USUAL = 64
 
@@ -162,12 +161,20 @@ class Scheduler:
         ahead = self.target.prefetch
         return ahead > 0 and self.attempt(Prefetch(buffer, loop, ahead, over, level))
 
-    def parallel(self, loop: str, work: int) -> bool:
-        """Threads share a loop, each of whose iterations is so many simple operations."""
-        extents = [x.extent for x in self.loops(loop)]
+    def parallel(self, loop: str, work: int, usual: int = USUAL) -> bool:
+        """Threads share a loop, each of whose iterations is so many simple operations, where sizes
+        that are not known are as usual."""
+        loops, work = self.loops(loop), max(1, work)
         threads = max(1, self.target.cores)
-        enough = max((e // (PIECES * threads) for e in extents if isinstance(e, int)), default=1)
-        return self.attempt(Parallel(loop, max(1, PIECE // max(1, work), enough)))
+        known = (x.extent for x in loops if isinstance(x.extent, int))
+        enough = max((e // (PIECES * threads) for e in known), default=1)
+        inside = max((work_inside(x) for x in loops), key=lambda d: work_at(d, usual), default=1)
+        if isinstance(inside, int) or self.target.grid is not None:
+            return self.attempt(Parallel(loop, max(1, PIECE // work, enough)))
+        while usual > 1 and work > PIECE:  # a smaller one, of which some iterations are a piece
+            half = work_at(inside, usual // 2) / work_at(inside, usual)
+            work, usual = max(1, int(work * half)), usual // 2
+        return self.attempt(Parallel(loop, max(1, PIECE // work), usual))
 
     def loops(self, name: str) -> list[Loop]:
         return [x for x, _ in find(self.nest, name)]

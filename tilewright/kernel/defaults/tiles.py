@@ -386,6 +386,10 @@ def reorder(s: Scheduler, order: tuple[str, ...]) -> None:
 
 
 def lanes_of_tile(s: Scheduler, loop: str, lanes: int) -> None:
+    found = [x.extent for x in s.loops(loop)]
+    short = all(D.bounds(e)[1] <= lanes for e in found)
+    if short and not all(isinstance(e, int) for e in found) and lanes_and_rest(s, loop):
+        return  # whole vectors are one, and so is what is left over
     s.do(Split(loop, lanes))
     s.attempt(Peel(f"{loop}.0"))
     if s.loops(f"{loop}.0"):
