@@ -307,8 +307,10 @@ def _is_copied_in_order(x: Any) -> bool:
 
 
 def _is_one_constant(x: Any, y: Any) -> bool:
-    known = isinstance(x, ConstantVariable) and isinstance(y, ConstantVariable)
-    return known and type(x.value) is type(y.value) and x.value == y.value
+    if not (isinstance(x, ConstantVariable) and isinstance(y, ConstantVariable)):
+        return False
+    alike = type(x.value) is type(y.value) and x.value == y.value
+    return alike and repr(x.value) == repr(y.value)  # 0.0 and -0.0 are equal, and not the same
 
 
 def _form(x: Any) -> Any:

@@ -150,7 +150,8 @@ def _same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
-    return type(a) is type(b) and type(a) in (int, float, str, bool, bytes) and a == b
+    alike = type(a) is type(b) and type(a) in (int, float, str, bool, bytes) and a == b
+    return alike and repr(a) == repr(b)  # 0.0 and -0.0 are equal, and not the same
 
 
 # ---- names of variables in the code of a function

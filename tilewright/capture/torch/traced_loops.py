@@ -203,7 +203,7 @@ def _kind(x: Any) -> Any:
     if type(x) is TupleVariable:
         return ("tuple", *map(_kind, x.items))
     if isinstance(x, ConstantVariable):
-        return ("constant", type(x.value), x.value)
+        return ("constant", type(x.value), x.value, repr(x.value))  # -0.0 is equal to 0.0
     return ("object", id(x))
 
 
