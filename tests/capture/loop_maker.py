@@ -219,15 +219,3 @@ def _perhaps_in_branch(m: Maker, text: str) -> str:
     if way < 0.9:
         return f"with torch.no_grad():\n{inside}"
     return f"try:\n{inside}\nexcept (IndexError, NameError, KeyError):\n    h0 = h0 * 0.7"
-
-
-def random_loop(seed: int) -> LoopProgram:
-    """The program of a seed."""
-    from tests.capture.loop_features import FEATURES, state
-
-    m = Maker(seed)
-    state(m)
-    functions, weights = zip(*FEATURES, strict=True)
-    for _ in range(m.r.choice((0, 1, 1, 1, 2, 2, 3))):
-        m.r.choices(functions, weights)[0](m)
-    return m.made(seed)

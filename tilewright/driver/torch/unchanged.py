@@ -270,8 +270,7 @@ class _Found:
         return alone
 
     def add(self, value: Any) -> None:
-        fixed = isinstance(value, _FIXED)
-        if id(value) in self._known or (fixed and not hasattr(value, "__dict__")):
+        if id(value) in self._known or _is_fixed(value):
             return
         self._known.add(id(value))
         self.keeps.append(value)
@@ -363,6 +362,15 @@ class _Found:
             raise ValueError("this object is laid out in another way")
         self.words.append((address, [word]))
         self.named.append((self.words[-1], self.whose))
+
+
+def _is_fixed(value: Any) -> bool:
+    """Does nothing in it ever change? Classes made of such ones may add attributes."""
+    kind = type(value)
+    base = next((b for b in kind.__mro__ if b in _FIXED), None)
+    if base is None or kind is base:
+        return base is not None
+    return not kind.__dictoffset__ and kind.__basicsize__ == base.__basicsize__
 
 
 def _is_other(words: _Words) -> bool:
