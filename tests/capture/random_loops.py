@@ -87,7 +87,8 @@ def loaded(p: LoopProgram) -> Callable[..., Any]:
     source = p.source()
     name = f"<loop {p.seed}: {zlib.crc32(source.encode())}>"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    module = sys.modules["drawn_loop"] = ModuleType("drawn_loop")
+    label = f"drawn_loop_{zlib.crc32(source.encode())}"
+    sys.modules[label] = module = ModuleType(label)
     scope = vars(module)
     scope |= {"torch": torch, "nn": nn, "F": F, "itertools": itertools}
     scope |= {"Counting": Counting, "Keeping": Keeping}

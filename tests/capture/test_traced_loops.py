@@ -51,6 +51,7 @@ EXPECTED = (
     | dict.fromkeys((once.rolls, once.long_inside_short), 2)
     | dict.fromkeys((once.without_gradient, once.changed_afterwards), 2)
     | dict.fromkeys((stepwise.sets_what_it_began_with, stepwise.last_slice_is_changed), 1)
+    | {stepwise.asks_elsewhere_for_identity: 1}
     | dict.fromkeys((stepwise.asks_for_identity, stepwise.other_dtype_later, stepwise.deleted), 1)
 )
 
@@ -81,6 +82,7 @@ SOME = (
     *(once.changed_afterwards, once.inside_functions, stepwise.at_seven, stepwise.counts),
     *(stepwise.reads_its_list, stepwise.lists_views, stepwise.attributes),
     *(stepwise.reads_what_it_sets, stepwise.zeros_of_both_signs, once.joined_along_axes),
+    *(stepwise.asks_elsewhere_for_identity, stepwise.key_of_a_dictionary),
 )
 
 

@@ -30,12 +30,17 @@ class State:
         self.frames = _frames(tx)
         self.effects = _effects(tx)
         self.settings = _settings(tx)
-        waiting = [_roots(tx), self.frames, self.effects]
+        self.held: dict[int, VariableTracker] = {}  # those that Python's variables hold
+        noted, attributes = self.effects["known"], self.effects["attributes"]
+        waiting = [(noted, False), *((x, True) for x in (_roots(tx), self.frames, attributes))]
         while waiting:
-            for x in _variables(waiting.pop()):
+            found, held = waiting.pop()
+            for x in _variables(found):
+                if held:
+                    self.held[id(x)] = x
                 if id(x) not in self.seen:
                     self.seen[id(x)] = x, _contents(x)
-                    waiting.append(self.seen[id(x)][1])
+                    waiting.append((self.seen[id(x)][1], True))
 
     def changed(self) -> Iterator[tuple[Any, str]]:
         """(variable, name of what it holds) of what has changed since; (None, what) of the rest."""
