@@ -259,7 +259,7 @@ def prepare() -> None:
     torch.compile(torch.sin, backend="aot_eager")(torch.ones(2))
 
 
-GENERATOR = Generator("loops", random_loop, failure, smaller, as_code, about, prepare)
+GENERATOR = Generator("python-loops", random_loop, failure, smaller, as_code, about, prepare)
 
 if __name__ == "__main__":
-    raise SystemExit(run_generator("loops", 300, __doc__))
+    raise SystemExit(run_generator("python-loops", 300, __doc__))
