@@ -128,7 +128,7 @@ def gradients(results: Any, given: Any) -> Any:
     ]
     weights = [w.to(x.dtype) for w, x in zip(weights, every, strict=True)]
     wanted = [x for x in given[:3] if x.requires_grad]
-    return torch.autograd.grad(every, wanted, weights, allow_unused=True)
+    return torch.autograd.grad(every, wanted, weights, materialize_grads=True)
 
 
 def traced(p: LoopProgram, ours: bool) -> list[Any]:
