@@ -162,6 +162,14 @@ def attributes(x: Tensor, w: Tensor) -> Any:
     return h, holder.count
 
 
+def zeros_of_both_signs(x: Tensor, w: Tensor) -> Any:
+    h, zero = x.new_zeros(3, 4), 0.0
+    for t in range(STEPS):
+        h = torch.tanh(h @ w) + torch.atan2(torch.full_like(h, zero), -x[:, t].abs())
+        zero = -zero
+    return h
+
+
 def generator(x: Tensor, w: Tensor) -> Any:
     def scales() -> Any:
         k = 1.0
@@ -325,6 +333,51 @@ def asks_for_identity(x: Tensor, w: Tensor) -> Any:
     h = first
     for t in range(STEPS):
         h = h * 2 if h is first else torch.tanh(h @ w + x[:, t])
+    return h
+
+
+def asks_elsewhere_for_identity(x: Tensor, w: Tensor) -> Any:
+    first = x[:, 0]
+    h = first
+
+    def step(h: Tensor, t: int) -> Tensor:
+        return torch.tanh(h @ w * (2.0 if h is first else 3.0) + x[:, t])
+
+    for t in range(STEPS):
+        h = step(h, t)
+    return h
+
+
+def same_as_before(x: Tensor, w: Tensor) -> Any:
+    h = x[:, 0] * 1
+    before = h
+    for t in range(STEPS):
+        factor = 2.0 if h is before else 3.0
+        before = h
+        h = torch.tanh(h @ w * factor + x[:, t])
+    return h, before
+
+
+def key_of_a_dictionary(x: Tensor, w: Tensor) -> Any:
+    first = x[:, 0]
+    h, factors = first, {first: 2.0}
+    for t in range(STEPS):
+        h = torch.tanh(h @ w * factors.get(h, 3.0) + x[:, t])
+    return h
+
+
+def number_of_an_object(x: Tensor, w: Tensor) -> Any:
+    first = x[:, 0]
+    h = first
+    for t in range(STEPS):
+        h = torch.tanh(h @ w * (2.0 if id(h) == id(first) else 3.0) + x[:, t])
+    return h
+
+
+def asks_by_the_class(x: Tensor, w: Tensor) -> Any:
+    h = x[:, 0]
+    for t in range(STEPS):
+        h = torch.tanh(h @ w * (2.0 if Tensor.is_contiguous(h) else 3.0) + x[:, t])
     return h
 
 

@@ -156,6 +156,20 @@ def test_gradients_are_not_plain() -> None:
     torch.testing.assert_close(mine, [p.grad for p in net.parameters()])
 
 
+def test_gradients_that_are_computed_inside() -> None:
+    net = nn.Linear(4, 4)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return net(x).square().sum()
+
+    fast, x = tw.compile(f), torch.randn(2, 4)
+    with torch.no_grad():
+        mine = torch.autograd.grad(fast(x), net.weight)
+        right = torch.autograd.grad(f(x), net.weight)
+    torch.testing.assert_close(mine, right)
+
+
 def test_weights_are_weights() -> None:
     """Values that are derived from parameters are derived once."""
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 4))

@@ -183,7 +183,36 @@ def sets_what_it_began_with(x: Tensor, w: Tensor) -> Any:
     return h, out
 
 
+def sets_a_number(x: Tensor, w: Tensor) -> Any:
+    h, out = x[:, 0], x.new_zeros(STEPS, 3, 4)
+    for t in range(STEPS):
+        out[t] = 1.5
+        h = torch.sin(h @ w)
+    return h, out
+
+
+def zeros_of_both_signs(x: Tensor, w: Tensor) -> Any:
+    h = x[:, 0]
+    for t in range(STEPS):
+        h = torch.copysign(torch.sin(h @ w), 0.0 if t % 3 else -0.0)
+    return h
+
+
+def along_axes(x: Tensor, w: Tensor) -> Any:
+    """Torch's functions take numpy's names."""
+    first: Any = {"axis": 1}
+    last: Any = {"axis": -1}
+    out = states(x, w)
+    h = x[:, 0]
+    for now in torch.unbind(x, **first):
+        h = torch.tanh(h @ w + now)
+    return torch.stack(out, **first), torch.cat(out, **last), h
+
+
 ROLLED = {
+    sets_a_number: 0,
+    zeros_of_both_signs: 0,
+    along_axes: 2,
     lists_views: 0,
     changed_afterwards: 1,
     sets_what_it_began_with: 0,

@@ -51,6 +51,7 @@ EXPECTED = (
     | dict.fromkeys((once.rolls, once.long_inside_short), 2)
     | dict.fromkeys((once.without_gradient, once.changed_afterwards), 2)
     | dict.fromkeys((stepwise.sets_what_it_began_with, stepwise.last_slice_is_changed), 1)
+    | {stepwise.asks_elsewhere_for_identity: 1}
     | dict.fromkeys((stepwise.asks_for_identity, stepwise.other_dtype_later, stepwise.deleted), 1)
 )
 
@@ -80,7 +81,8 @@ SOME = (
     *(once.states, once.windows, once.last_step_differs, once.states_before),
     *(once.changed_afterwards, once.inside_functions, stepwise.at_seven, stepwise.counts),
     *(stepwise.reads_its_list, stepwise.lists_views, stepwise.attributes),
-    stepwise.reads_what_it_sets,
+    *(stepwise.reads_what_it_sets, stepwise.zeros_of_both_signs, once.joined_along_axes),
+    *(stepwise.asks_elsewhere_for_identity, stepwise.key_of_a_dictionary),
 )
 
 
@@ -166,6 +168,25 @@ def test_gradients(function: Callable[..., Any]) -> None:
     for x, y in zip(ours, right, strict=True):
         torch.testing.assert_close(x, y)
     assert any("traced once" in e.message for e in fast.log.events)
+
+
+def test_what_needs_no_gradient_gets_none() -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        h, outs = x[:, 0] * 1, []
+        for t in range(STEPS):
+            h = torch.tanh(h @ w + x[:, t]).detach()
+            outs.append(h)
+        g, more = x[:, 0] * 1, []
+        for t in range(STEPS):
+            g = torch.tanh(g @ w + x[:, t])
+            more.append(g.detach() * 2)
+        return h, torch.stack(outs), outs[2], g, torch.stack(more)
+
+    args = [a.requires_grad_() for a in arguments()]
+    got, _ = captured(function, *args)
+    right = function(*args)
+    compare(got, right)
+    assert [v.requires_grad for v in got] == [v.requires_grad for v in right]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,21 @@ SHIFT = 0.25
 pytestmark = pytest.mark.skipif(not counts_changes(), reason="dictionaries count no changes here")
 
 
+class Slotted:
+    __slots__ = ("of_slot",)
+
+
+class Settings(Slotted):
+    """Some attributes are in a dictionary, and some are not."""
+
+    def __init__(self) -> None:
+        self.by, self.of_slot = 3.0, 0.5
+
+
+class Sizes(tuple[int, ...]):
+    factor: float
+
+
 class Read:
     """What the function below reads, and the function."""
 
@@ -27,13 +41,18 @@ class Read:
         table, scale, settings, layer = (
             torch.randn(4),
             2.0,
-            SimpleNamespace(by=3.0),
+            Settings(),
             nn.Linear(4, 4),
         )
         self.settings, self.layer = settings, layer
+        self.sizes = sizes = Sizes((1, 2))
+        sizes.factor = 1.0
+        self.failed = failed = ValueError(0.5)
 
         def f(x: Tensor, power: float = 1.5) -> Tensor:
-            return layer(x) * scale + table * settings.by + SHIFT * power
+            shift = SHIFT * power + settings.of_slot * sizes.factor + failed.args[0]
+            shift = shift * (2 if table.requires_grad else 3)
+            return layer(x) * scale + table * settings.by + shift
 
         def change(**new: Any) -> None:
             nonlocal table, scale
@@ -59,6 +78,10 @@ CHANGES: dict[str, Callable[[Read, pytest.MonkeyPatch], None]] = {
     "a tensor in place": lambda r, m: r.in_place(r.table()),
     "a tensor of another form": lambda r, m: r.change(table=torch.randn(2, 4)),
     "an object": lambda r, m: setattr(r.settings, "by", 5.0),
+    "a slot of an object": lambda r, m: setattr(r.settings, "of_slot", 5.0),
+    "an attribute of a tuple": lambda r, m: setattr(r.sizes, "factor", 5.0),
+    "what an error was given": lambda r, m: setattr(r.failed, "args", (5.0,)),
+    "whether a tensor asks for a gradient": lambda r, m: setattr(r.table(), "requires_grad", True),
     "a global": lambda r, m: m.setitem(globals(), "SHIFT", -2.0),
     "a default": lambda r, m: m.setattr(r.f, "__defaults__", (7.0,)),
     "the code": lambda r, m: m.setattr(r.f, "__code__", _like(r.f)),
@@ -72,7 +95,7 @@ def _like(f: Any) -> Any:
     return f.__code__.replace(co_consts=tuple(x for x in f.__code__.co_consts), co_firstlineno=1)
 
 
-@every_run(0, 4, 5, 9)
+@every_run(0, 4, 5, 6, 8, 13)
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -117,6 +140,23 @@ def test_gradients_are_computed_where_they_are_wanted() -> None:
     for wants in (False, True, False):
         table.requires_grad_(wants)
         assert own(x).requires_grad is wants
+
+
+@every_run(0)
+@pytest.mark.parametrize("name", ["grad", "factor"])
+def test_what_a_tensor_refers_to(name: str) -> None:
+    table: Any = torch.randn(4)
+    setattr(table, name, torch.randn(4))
+
+    def f(x: Tensor) -> Tensor:
+        return x * table + getattr(table, name)
+
+    fast, x = tw.compile(f), torch.randn(2, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            for _ in range(3):
+                torch.testing.assert_close(fast(x), f(x))
+            setattr(table, name, torch.randn(4))
 
 
 def test_host_calls_and_changed_arguments() -> None:

@@ -89,6 +89,8 @@ def _kind(x: Any, free: bool) -> Any:
     """What has to agree of two equal calls; of free numbers only that they are numbers."""
     if isinstance(x, Node):
         return Node
+    if type(x) in (float, complex):
+        return (type(x), repr(x))  # 0.0 and -0.0 are equal, and not the same
     return int if free and type(x) is int else (type(x), x)
 
 
@@ -212,6 +214,8 @@ def _fitting(chain: Chain) -> int:
             if taken is None:
                 return 1
             sets = calls.nodes[start + j].target is operator.setitem
+            if sets and not isinstance(calls.nodes[start + j].args[2], Node):
+                return 1  # what is set has to be computed by the step
             (chain.written if sets else chain.slices)[j] = taken
             moving |= {(j, s): step for s, step in moves.items()}
         for x, y in zip(first, second, strict=True):
@@ -219,7 +223,7 @@ def _fitting(chain: Chain) -> int:
                 continue
             if taken is not None and x is not taken.source:
                 if j in chain.slices or calls.index[y] - calls.index[x] != period:
-                    return 1  # what is set has to be computed by the step
+                    return 1
                 continue
             before, after = calls.index[x], calls.index[y]
             if after < start:  # of none

@@ -68,8 +68,9 @@ def joined(
     if n.op != "call_function" or n.target not in JOINS or not n.args:
         return None
     items, stacks = n.args[0], JOINS[n.target]
-    dim = n.args[1] if len(n.args) > 1 else n.kwargs.get("dim", 0)
-    if not isinstance(items, (list, tuple)) or type(dim) is not int or "out" in n.kwargs:
+    dim = n.args[1] if len(n.args) > 1 else n.kwargs.get("dim", n.kwargs.get("axis", 0))
+    known = len(n.args) <= 2 and n.kwargs.keys() <= {"dim", "axis"}
+    if not isinstance(items, (list, tuple)) or type(dim) is not int or not known:
         return None
     runs, result = list(_in_turn(items, place)), value_of(n)
     if len(runs) == len(items) or not result.is_contiguous():

@@ -65,7 +65,6 @@ class OneStep:
     def trace(self) -> None:
         tx, head = self.tx, self.tx.indexof[self.inst]
         body = tx.instructions[head + 1 : tx.indexof[self.inst.target]]
-        self._require_names(body)
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise Unfit("autocast is on")
         self.nodes = set(tx.output.current_tracer.graph.nodes)
@@ -76,7 +75,7 @@ class OneStep:
         for name in self.plan.varying:  # they are read by no step before it sets them
             tx.symbolic_locals.pop(name, None)
         lists = [list_in(tx, tx.symbolic_locals[x]) for x in sorted(self.plan.growing)]
-        state = State(tx)
+        self.state = State(tx)
         self.before = dict(tx.symbolic_locals)
         depth = len(tx.stack)
         with _growing(lists, self.numbers, self.appended):
@@ -94,23 +93,30 @@ class OneStep:
             raise self.numbers.refused
         if len(tx.stack) != depth:
             raise Unfit("a step leaves something behind")
-        self._require_unchanged(state, lists)
+        self._require_unchanged(lists)
 
-    def _require_names(self, body: list[Any]) -> None:
-        """Python may ask whether two names are one object: carried ones have one name then."""
-        if not any(i.opname == "IS_OP" for i in body):
-            return
-        found = [id(x.unwrap()) for x in self.tx.symbolic_locals.values()]
-        for name in self.plan.tensors & self.tx.symbolic_locals.keys():
-            if found.count(id(self.tx.symbolic_locals[name].unwrap())) > 1:
-                raise Unfit("a carried tensor has another name", first=True)
+    def require_identities(self) -> None:
+        """Python asked whether two tensors are one: what is carried may be nothing else that is
+        there, neither before the first step nor after any."""
+        known, later = (
+            {_object(x) for x in state.held.values() if type(x) is TensorVariable}
+            for state in (self.state, State(self.tx))
+        )
+        given = [_object(leaf) for x in self.given.values() for leaf in _leaves(x)]
+        if len({*given}) < len(given) or (known | later).intersection(given):
+            raise Unfit("a carried tensor has another name", first=True)
+        for name, was in self.before.items():
+            now = self.tx.symbolic_locals.get(name)
+            if name in self.plan.tensors and now is not None:
+                if known.intersection(map(_object, _leaves(now))) - {*map(_object, _leaves(was))}:
+                    raise Unfit("a carried tensor is another one after a step")
 
     def _carried(self, name: str, x: Any) -> Any:
         """What stands for a tensor, or a tuple of tensors, at the beginning of any step."""
         if type(x) is TupleVariable:
             return TupleVariable([self._carried(name, y.realize()) for y in x.items])
-        if type(x) is not TensorVariable:
-            raise Unfit("a carried variable is no tensor at first", first=True)
+        if type(x) is not TensorVariable or x.class_type is not torch.Tensor:
+            raise Unfit("a carried variable is no plain tensor at first", first=True)
         output, value = self.tx.output, value_of(x.as_proxy().node)
         needs = name in self.plan.gradients and torch.is_grad_enabled()
         made = output.create_proxy("call_function", torch.clone, (x.as_proxy(),), {})
@@ -123,9 +129,9 @@ class OneStep:
         self.first[made.node] = x
         return found
 
-    def _require_unchanged(self, state: State, lists: list[Any]) -> None:
+    def _require_unchanged(self, lists: list[Any]) -> None:
         written = {n.args[0] for n in self.tx.output.current_tracer.graph.nodes if _sets(n)}
-        for x, what in state.changed():
+        for x, what in self.state.changed():
             if x in lists and what == "mutation_type":
                 continue
             own = type(x) is TensorVariable and x.as_proxy().node in written
@@ -300,6 +306,11 @@ class OneStep:
         return wrap_fx_proxy(self.tx, Proxy(made, tracer), example_value=value)
 
 
+def _object(x: Any) -> int:
+    """Which tensor it is: Dynamo has two variables of one that a call changed in place."""
+    return id(value_of(x.as_proxy().node))
+
+
 def _is_copied_in_order(x: Any) -> bool:
     """Are copies of it contiguous, and what is computed of it?"""
     with x.fake_mode:
@@ -307,8 +318,10 @@ def _is_copied_in_order(x: Any) -> bool:
 
 
 def _is_one_constant(x: Any, y: Any) -> bool:
-    known = isinstance(x, ConstantVariable) and isinstance(y, ConstantVariable)
-    return known and type(x.value) is type(y.value) and x.value == y.value
+    if not (isinstance(x, ConstantVariable) and isinstance(y, ConstantVariable)):
+        return False
+    alike = type(x.value) is type(y.value) and x.value == y.value
+    return alike and repr(x.value) == repr(y.value)  # 0.0 and -0.0 are equal, and not the same
 
 
 def _form(x: Any) -> Any:

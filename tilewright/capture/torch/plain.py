@@ -43,7 +43,7 @@ def plain_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     changing = _changing(gm)
     if changing is None or not _are_last(changing, gm):
         return None
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+    if _computes_gradients(gm) and any(x.requires_grad for x in inputs):
         return None
     if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
         return None
@@ -71,6 +71,12 @@ def weight_positions(gm: torch.fx.GraphModule) -> tuple[int, ...]:
     nodes = enumerate(gm.graph.find_nodes(op="placeholder"))
     kind = "_dynamo_static_input_type"
     return tuple(k for k, n in nodes if n.meta.get("tensor_dict", {}).get(kind))
+
+
+def _computes_gradients(gm: torch.fx.GraphModule) -> bool:
+    """In some part of it."""
+    settings = gm.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
+    return torch.is_grad_enabled() or any(n.args != (False,) for n in settings)
 
 
 def _is_plain(x: Any) -> bool:

@@ -40,6 +40,12 @@ def _changed(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[t
     return [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor)]
 
 
+def is_detached(x: torch.Tensor) -> bool:
+    """Does a result need no gradient where a scan may give it one, as it does to all or none?"""
+    floats = x.is_floating_point() or x.is_complex()
+    return torch.is_grad_enabled() and floats and not x.requires_grad
+
+
 def storage_of(x: torch.Tensor) -> int:
     return x.untyped_storage()._cdata
 

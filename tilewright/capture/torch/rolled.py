@@ -21,7 +21,7 @@ from torch.fx import Node
 from tilewright.capture.torch.equal_steps import Calls, Chain, chains_of, in_order
 from tilewright.capture.torch.first_states import first_states
 from tilewright.capture.torch.joined_steps import joined
-from tilewright.capture.torch.pure_calls import computed, is_set_whole, storage_of
+from tilewright.capture.torch.pure_calls import computed, is_detached, is_set_whole, storage_of
 from tilewright.capture.torch.slices import Slice, taken, value_of, viewed
 
 
@@ -166,6 +166,9 @@ class _Writer:
         call = self._call(scan_op, self.graph.get_attr(name), inits, xs, rest)
         call.meta = {k: v for k, v in second[0].meta.items() if k != "example_value"}
         results = [self._call(operator.getitem, call, k) for k in range(len(made))]
+        for k, at in enumerate((*chain.carried, *read)):
+            if is_detached(value_of(second[at])):
+                results[k] = self._call("detach", results[k])
         for k, at in enumerate(chain.carried):
             self.last[chain.start, at] = results[k]
             results[k].meta["example_value"] = value_of(second[at])
@@ -186,7 +189,8 @@ class _Writer:
         """What a scan goes through to take such slices: along axis 0."""
         source, axis = s.source, s.axis
         if source.target in (torch.unbind, "unbind") and isinstance(source.args[0], Node):
-            dim: Any = source.args[1] if len(source.args) > 1 else source.kwargs.get("dim", 0)
+            named = source.kwargs.get("dim", source.kwargs.get("axis", 0))
+            dim: Any = source.args[1] if len(source.args) > 1 else named
             source = source.args[0]
             axis = dim % value_of(source).dim()
         if isinstance(value_of(source), torch.Tensor):

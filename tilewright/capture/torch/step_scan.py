@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from tilewright.capture.torch.first_states import first_states
-from tilewright.capture.torch.pure_calls import computed, is_set_whole, storage_of
+from tilewright.capture.torch.pure_calls import computed, is_detached, is_set_whole, storage_of
 from tilewright.capture.torch.slices import Slice, size_of, slice_of, taken, value_of, viewed
 from tilewright.capture.torch.step_number import Numbers, Unfit
 
@@ -172,6 +172,9 @@ class Step:
         scan = call(scan_op, graph, inits, xs, tuple(rest))
         scan.meta |= {k: v for k, v in self.calls[0].meta.items() if k != "example_value"}
         parts = [call(operator.getitem, scan, k) for k in range(len(made))]
+        for k, x in enumerate((*carried.values(), *shown)):
+            if is_detached(value_of(x)):
+                parts[k] = call("detach", parts[k])
         stacks = dict(zip(shown, parts[len(carried) :], strict=True))
         for part in stacks.values():
             part.meta[STACKED] = count

@@ -30,12 +30,17 @@ class State:
         self.frames = _frames(tx)
         self.effects = _effects(tx)
         self.settings = _settings(tx)
-        waiting = [_roots(tx), self.frames, self.effects]
+        self.held: dict[int, VariableTracker] = {}  # those that Python's variables hold
+        noted, attributes = self.effects["known"], self.effects["attributes"]
+        waiting = [(noted, False), *((x, True) for x in (_roots(tx), self.frames, attributes))]
         while waiting:
-            for x in _variables(waiting.pop()):
+            found, held = waiting.pop()
+            for x in _variables(found):
+                if held:
+                    self.held[id(x)] = x
                 if id(x) not in self.seen:
                     self.seen[id(x)] = x, _contents(x)
-                    waiting.append(self.seen[id(x)][1])
+                    waiting.append((self.seen[id(x)][1], True))
 
     def changed(self) -> Iterator[tuple[Any, str]]:
         """(variable, name of what it holds) of what has changed since; (None, what) of the rest."""
@@ -150,7 +155,8 @@ def _same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
-    return type(a) is type(b) and type(a) in (int, float, str, bool, bytes) and a == b
+    alike = type(a) is type(b) and type(a) in (int, float, str, bool, bytes) and a == b
+    return alike and repr(a) == repr(b)  # 0.0 and -0.0 are equal, and not the same
 
 
 # ---- names of variables in the code of a function

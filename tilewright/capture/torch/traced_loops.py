@@ -12,6 +12,7 @@ refused is traced step by step, as ever.
 from __future__ import annotations
 
 import dis
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import Any
 
 from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import UnspecializeRestartAnalysis
+from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lists import RangeIteratorVariable, TupleVariable
 from torch._dynamo.variables.tensor import TensorVariable
@@ -81,6 +83,7 @@ class Loops:
     scans: int = 0  # in the graph that is traced now
     watched: dict[int, _Watched] = field(default_factory=dict)
     inside: bool = False  # of a step that is traced for all
+    compared: bool = False  # that step asks whether two tensors are one
     refused: bool = False  # the graph's scans, by what compiles it
 
     def begin(self) -> None:
@@ -124,7 +127,7 @@ class Loops:
         self._trace_for_all(tx, inst, key, plan)
 
     def _trace_for_all(self, tx: Any, inst: Any, key: Key, plan: Plan) -> None:
-        self.inside = True
+        self.inside, self.compared = True, False
         begin, iterator = plan.first, tx.stack[-1].realize()
         count = iterator.len - plan.last
         line = getattr(inst.positions, "lineno", None) or tx.f_code.co_firstlineno
@@ -132,6 +135,8 @@ class Loops:
         try:
             step = OneStep(tx, inst, iterator, count, plan)
             step.trace()
+            if self.compared:
+                step.require_identities()
             step.take_place()
         except Exception as problem:  # what a step says of itself, it says when it is traced alone
             unfit = problem if isinstance(problem, Unfit) else None
@@ -203,7 +208,7 @@ def _kind(x: Any) -> Any:
     if type(x) is TupleVariable:
         return ("tuple", *map(_kind, x.items))
     if isinstance(x, ConstantVariable):
-        return ("constant", type(x.value), x.value)
+        return ("constant", type(x.value), x.value, repr(x.value))  # -0.0 is equal to 0.0
     return ("object", id(x))
 
 
@@ -334,6 +339,42 @@ def _not_in_steps(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return var_getattr
 
 
+def _not_called_in_steps(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def call_method(self: Any, tx: Any, name: str, *given: Any, **named: Any) -> Any:
+        if _now.tracing is not None and _now.tracing.inside and name in _ASKED:
+            raise Unfit(f"a step asks for {name} of a tensor")
+        return theirs(self, tx, name, *given, **named)
+
+    return call_method
+
+
+def _no_identity_in_steps(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def called(*given: Any, **named: Any) -> Any:
+        if _now.tracing is not None and _now.tracing.inside:
+            raise Unfit("a step asks which object a tensor is")
+        return theirs(*given, **named)
+
+    return called
+
+
+def _notes_comparisons(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def compared(self: Any, *given: Any, **named: Any) -> Any:
+        if _now.tracing is not None and self.fn in (operator.is_, operator.is_not):
+            others = [x for x in given if isinstance(x, TensorVariable)]
+            _now.tracing.compared = _now.tracing.compared or len(others) > 1
+        return theirs(self, *given, **named)
+
+    return compared
+
+
+# How Dynamo learns which object a tensor is: for `id`, and as a key of a dictionary.
+_IDENTITIES = ("get_id", "hash_impl", "is_python_equal")
+_COMPARED = "_comparison_with_tensor"  # where it compares one with anything
+
+
 def _hook() -> bool:
     """Whether Dynamo's parts are as they are expected; then it tells when a step begins."""
     names = ("InstructionTranslator", "InliningInstructionTranslator")
@@ -344,11 +385,19 @@ def _hook() -> bool:
         tables: list[Any] = [c.dispatch_table for c in classes if c is not None]
         known = all(hasattr(made, x) for x in ("start", "stop", "step", "len"))
         known = known and len(tables) == len(names) and all(callable(t[opcode]) for t in tables)
+        known = known and all(hasattr(TensorVariable, x) for x in ("call_method", *_IDENTITIES))
+        known = known and hasattr(BuiltinVariable, _COMPARED)
     except Exception:  # another version
         return False
     if known:
-        asked = _not_in_steps(TensorVariable.var_getattr)
-        setattr(TensorVariable, "var_getattr", asked)  # noqa: B010
+        hooks = [(TensorVariable, x, _no_identity_in_steps) for x in _IDENTITIES]
+        hooks += [
+            (TensorVariable, "var_getattr", _not_in_steps),
+            (TensorVariable, "call_method", _not_called_in_steps),
+            (BuiltinVariable, _COMPARED, _notes_comparisons),
+        ]
+        for owner, name, around in hooks:
+            setattr(owner, name, around(getattr(owner, name)))
         for table in tables:
             table[opcode] = _begins_steps(table[opcode])
     return known

@@ -139,7 +139,7 @@ class Unchanged:
         self._found.append(found)
         # What is held lies behind pointers in tensors, so it comes last.
         first, *rest = self._found
-        lists = (first.words, first.tensors, [w for x in rest for w in x.words])
+        lists = (first.words, first.tensors, [*first.behind, *(w for x in rest for w in x.words)])
         tables = [np.array([[at, *was] for at, was in x], np.uint64) for x in lists]
         bounds = [(x.ctypes.data, x.ctypes.data + x.nbytes) for x in tables]
         nothing = (0, 0)
@@ -240,6 +240,7 @@ class _Found:
     def __init__(self) -> None:
         self.words: list[_Words] = []  # one word each
         self.tensors: list[_Words] = []
+        self.behind: list[_Words] = []  # where pointers of tensors lead
         self.named: list[tuple[_Words, str]] = []  # all of them, and of what they tell
         self.whose = ""  # of what those tell that are added
         self.parts: dict[str, tuple[int, int]] = {}  # which of them tell of a global
@@ -249,6 +250,7 @@ class _Found:
     def copy(self) -> _Found:
         made = _Found()
         made.words, made.tensors, made.named = [*self.words], [*self.tensors], [*self.named]
+        made.behind = [*self.behind]
         made.parts, made.keeps, made._known = {**self.parts}, [*self.keeps], {*self._known}
         return made
 
@@ -257,15 +259,18 @@ class _Found:
     ) -> list[int]:
         """Adds what sources hold; returns which objects no other source may hold."""
         alone = []
+        held = {s[:k] for s in sources for k, c in enumerate(s) if c in ".["}
         for self.whose, only in sources.items():
             value = eval(self.whose, {"L": seen, "G": scope})
             self.add(value)
+            if isinstance(value, torch.Tensor) and self.whose in held:
+                raise ValueError("what a tensor refers to, such as a gradient, cannot be watched")
             if only:
                 alone.append(id(value))
         return alone
 
     def add(self, value: Any) -> None:
-        if id(value) in self._known or isinstance(value, _FIXED):
+        if id(value) in self._known or _is_fixed(value):
             return
         self._known.add(id(value))
         self.keeps.append(value)
@@ -299,9 +304,21 @@ class _Found:
         self.at(id(value) + _TYPE)
         own = vars(value)  # an error where it has none
         self._dictionary(own)
-        where = type(value).__dictoffset__
-        self.at(id(value) + (where if where > 0 else _DICTIONARY), id(own))
-        self.add(type(value))
+        kind = type(value)
+        where = kind.__dictoffset__ or _DICTIONARY
+        if where < 0 and kind.__itemsize__:  # counted from the end of what it holds
+            items = abs(ctypes.c_int64.from_address(id(value) + _SIZE).value) * kind.__itemsize__
+            where -= -(kind.__basicsize__ + items) // _WORD * _WORD
+        elif where < 0:
+            where = _DICTIONARY
+        self.at(id(value) + where, id(own))
+        # Slots, and what classes written in C keep; references to an object change nothing in it.
+        others = (where, kind.__weakrefoffset__)
+        self.keeps += gc.get_referents(value)
+        for k in range(object.__basicsize__, kind.__basicsize__, _WORD):
+            if k not in others:
+                self.at(id(value) + k)
+        self.add(kind)
         if isinstance(value, nn.Module):
             for name in ("_parameters", "_buffers", "_modules"):
                 self.add(own[name])
@@ -334,6 +351,10 @@ class _Found:
         places = [value._cdata + k for k in tensor_words()]
         self.tensors.append((places[0], [_word(x) for x in places]))
         self.named.append((self.tensors[-1], self.whose))
+        to_needs, needs = gradient_words()
+        if at := _word(value._cdata + to_needs):  # once it was asked for a gradient
+            self.behind.append((at + needs, [_word(at + needs)]))
+            self.named.append((self.behind[-1], self.whose))
 
     def at(self, address: int, expected: int | None = None) -> None:
         word = _word(address)
@@ -341,6 +362,15 @@ class _Found:
             raise ValueError("this object is laid out in another way")
         self.words.append((address, [word]))
         self.named.append((self.words[-1], self.whose))
+
+
+def _is_fixed(value: Any) -> bool:
+    """Does nothing in it ever change? Classes made of such ones may add attributes."""
+    kind = type(value)
+    base = next((b for b in kind.__mro__ if b in _FIXED), None)
+    if base is None or kind is base:
+        return base is not None
+    return not kind.__dictoffset__ and kind.__basicsize__ == base.__basicsize__
 
 
 def _is_other(words: _Words) -> bool:
@@ -376,6 +406,7 @@ def counts_changes() -> bool:
         and _word(id(cell) + _CONTENTS) == id(sample)
         and _word(id(sample) + _TYPE) == id(dict)
         and bool(tensor_words())
+        and bool(gradient_words())
         and bool(function_words())
     )
 
@@ -427,6 +458,30 @@ def tensor_words() -> tuple[int, ...]:
         *(one.clone(), behind.view(2, 3, 4, 5, 6)),
     )
     return tuple(words) if all(differing(x) - own for x in others) else ()
+
+
+@cache
+def gradient_words() -> tuple[int, ...]:
+    """Where a tensor has the address of what gradients need, and where there the word is that says
+    whether it asks for one. None where they are not found."""
+    places, x = find_places(), torch.empty(1)
+    if places is None:
+        return ()
+    span = range(places.storage, places.storage + 8 * _WORD, _WORD)
+    before = [_word(x._cdata + k) for k in span]
+    x.requires_grad_(True)
+    made = [k for k, was in zip(span, before, strict=True) if _word(x._cdata + k) != was]
+    if len(made) != 1 or before[span.index(made[0])]:
+        return ()
+    at = _word(x._cdata + made[0])
+    for k in range(0, 32 * _WORD, _WORD):  # no further than to where it is
+        seen = []
+        for needs in (True, False) * 3:
+            x.requires_grad_(needs)
+            seen.append(_word(at + k))
+        if len({*seen[::2]}) == len({*seen[1::2]}) == 1 and seen[0] != seen[1]:
+            return made[0], k
+    return ()
 
 
 @cache
