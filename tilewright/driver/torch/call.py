@@ -53,6 +53,10 @@ from tilewright.ir.slots import (
 )
 
 
+# Kinds of graphs whose results are kept for a gradient, or are gradients.
+TRAINING = ("forward", "backward")
+
+
 class Unit:
     """One translated fx graph, callable as AOTAutograd calls: a list of arguments, which it
     empties.
@@ -115,6 +119,7 @@ class Unit:
                 self.restore_layouts if self.check else None,
                 often.way if often is not None else None,
                 set_apart(over) if over else None,
+                kind in TRAINING,
             )
             self._fast, self._bound = made.call, made.weights
             self.writer = None if self._symbols else made.writer
@@ -145,6 +150,7 @@ class Unit:
                 self.device,
                 self._slots,
                 self.restore_layouts if self.check else None,
+                training=self.kind in TRAINING,
             )
             if made.weights is not None and self._bound is not None and self._bound.tensors:
                 made.weights(self._bound.tensors)  # what is derived from them is there at once
