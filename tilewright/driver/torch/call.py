@@ -126,7 +126,10 @@ class Unit:
         elif can_be_staged(captured) and all(s.is_whole for s in self.segments):
             whole = [s.specialised()[0] for s in self.segments]
             restore = self.restore_layouts if self.check else None
-            self._staged = Stages(captured, whole, self._binders, session, device, restore)
+            training = kind in TRAINING
+            self._staged = Stages(
+                captured, whole, self._binders, session, device, restore, training
+            )
             self._fast = self._staged.call()
 
     @property

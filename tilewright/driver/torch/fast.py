@@ -373,19 +373,13 @@ class Writer:
         for k, b in enumerate(self.segment.buffers[: len(self.slots)]):
             if b.slot not in self.joined and b.slot not in self.placed:
                 self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
-                if (large := self._large(b)) is not None:
-                    self.names[f"new{k}"] = large
+                if self.large is not None and (make := self.large.maker(b)) is not None:
+                    self.names[f"new{k}"] = make
                     lines.append(f"o{k} = new{k}()")
                     continue
                 shape, stride = self.sizes.all(b.shape), self.sizes.all(b.stride)
                 lines.append(f"o{k} = empty({shape}, {stride}, d{k})")
         return lines
-
-    def _large(self, b: Buffer) -> Callable[[], torch.Tensor] | None:
-        """What makes a large result whose memory stays for the next step."""
-        if self.large is None or not all(isinstance(n, int) for n in (*b.shape, *b.stride)):
-            return None
-        return self.large.maker(*_form(b))
 
     def _allocate(self) -> list[str]:
         lines = self._fresh()

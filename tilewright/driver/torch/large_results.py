@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._C._dynamo import guards
 
+from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch.many import span
+from tilewright.ir.slots import Buffer
 from tilewright.runtime.room import LEAST, Room, room
 
 # Torch's function for compiled code: a tensor of the same memory, and no view of the other one.
@@ -32,15 +34,14 @@ class LargeResults:
         found.join(program)
         return LargeResults(found)
 
-    def maker(
-        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-    ) -> Callable[[], torch.Tensor] | None:
-        """A function that makes such tensors; None where they are small."""
+    def maker(self, b: Buffer) -> Callable[[], torch.Tensor] | None:
+        """A function that makes such tensors; None where they are small, or of any size."""
+        shape, stride = (tuple(d for d in x if isinstance(d, int)) for x in (b.shape, b.stride))
+        dtype = torch_dtype(b.dtype, b.paired)
         count = span(shape, stride)
         size = count * dtype.itemsize
-        if size < LEAST:
+        if size < LEAST or (len(shape), len(stride)) != (len(b.shape), len(b.stride)):
             return None
-        shape, stride = tuple(shape), tuple(stride)
         piece, tensor_of = self.room.piece, _tensor_of
         plain, of_memory = torch.empty_strided, torch.frombuffer
         assert tensor_of is not None
