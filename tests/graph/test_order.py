@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tilewright import ops
-from tilewright.graph.classify import guess, nbytes
 from tilewright.graph.cluster import Cluster
-from tilewright.graph.order import _uses, few_live_bytes, peak
+from tilewright.graph.order import few_live_bytes, peak
 from tilewright.ir.node import Node, input
 from tilewright.ir.types import TensorType, f32
 
@@ -14,8 +13,7 @@ ROWS, BYTES = 256, 256 * 64 * 4
 
 def most(clusters: list[Cluster], results: list[Node]) -> int:
     """Bytes alive at once."""
-    uses = _uses(clusters, results, {})
-    return peak(clusters, uses, {}, {x: guess(nbytes(x.ttype)) for x in uses})
+    return peak(clusters, results, {})
 
 
 def backward(depth: int) -> tuple[list[Cluster], list[Node]]:

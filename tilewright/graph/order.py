@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from tilewright.graph.classify import guess, nbytes
 from tilewright.graph.cluster import Cluster
@@ -19,116 +20,135 @@ def few_live_bytes(
 ) -> list[Cluster]:
     """The best of some orders: as given, always the ready cluster that grows memory least, or chain
     by chain; and each of these with what frees nothing as late as it can be."""
-    uses = _uses(clusters, results, aliases)
-    every = {x: guess(nbytes(x.ttype)) for x in uses}
+    flow = _Flow.of(clusters, results, aliases)
+    every = _Sizes.of(flow)
     # Results are the caller's memory, and all there in the end, whatever the order.
-    own = every | {x: 0 for o in results if (x := aliases.get(o, o)) in every}
-    orders = [list(clusters)]
-    for size in (own, every) if own != every else (every,):
-        orders.append(_greedy(clusters, uses, aliases, size))
-        orders += [_Chains(clusters, uses, aliases, size, most).order() for most in FURTHEST]
-    orders += [_late(found, uses, aliases) for found in orders]
-
-    def cost(found: Sequence[Cluster]) -> tuple[int, int]:
-        return peak(found, uses, aliases, own), peak(found, uses, aliases, every)
-
-    return min(orders, key=cost)
+    own = _Sizes.of(flow, without={aliases.get(o, o) for o in results})
+    orders = [list(range(len(clusters)))]
+    for size in (own, every) if own.values != every.values else (every,):
+        orders.append(_greedy(flow, size))
+        orders += [_Chains(flow, size, most).order() for most in FURTHEST]
+    orders += [_late(flow, found) for found in orders]
+    best = min(orders, key=lambda found: (_peak(flow, found, own), _peak(flow, found, every)))
+    return [clusters[k] for k in best]
 
 
-def _uses(
-    clusters: Sequence[Cluster], results: Sequence[Node], aliases: Mapping[Node, Node]
-) -> dict[Node, int]:
-    """How many clusters read each cluster output; results are read once more, at the end."""
-    uses = {o: 0 for c in clusters for o in c.outputs}
-    for c in clusters:
-        for x in {aliases.get(x, x) for x in c.inputs}:
-            if x in uses:
-                uses[x] += 1
-    for o in results:
-        base = aliases.get(o, o)
-        if base in uses:
-            uses[base] += 1
-    return uses
-
-
-def peak(
-    clusters: Sequence[Cluster],
-    uses: Mapping[Node, int],
-    aliases: Mapping[Node, Node],
-    size: Mapping[Node, int],
-) -> int:
+def peak(clusters: Sequence[Cluster], results: Sequence[Node], aliases: Mapping[Node, Node]) -> int:
     """Most bytes of cluster outputs alive at once; a cluster's inputs live until it is done."""
-    left = dict(uses)
+    flow = _Flow.of(clusters, results, aliases)
+    return _peak(flow, range(len(clusters)), _Sizes.of(flow))
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """Which values clusters read and make. Both have numbers here."""
+
+    values: Sequence[Node]
+    makes: Sequence[Sequence[int]]  # by clusters
+    reads: Sequence[Sequence[int]]
+    maker: Sequence[int]  # by values
+    readers: Sequence[Sequence[int]]
+    uses: Sequence[int]  # how many clusters read a value; results are read once more, at the end
+
+    @staticmethod
+    def of(
+        clusters: Sequence[Cluster], results: Sequence[Node], aliases: Mapping[Node, Node]
+    ) -> _Flow:
+        values = [o for c in clusters for o in c.outputs]
+        number = {x: v for v, x in enumerate(values)}
+        maker = [k for k, c in enumerate(clusters) for _ in c.outputs]
+        makes = [[number[o] for o in c.outputs] for c in clusters]
+        bases = [dict.fromkeys(aliases.get(x, x) for x in c.inputs) for c in clusters]
+        reads = [[number[x] for x in found if x in number] for found in bases]
+        readers: list[list[int]] = [[] for _ in values]
+        for k, found in enumerate(reads):
+            for v in found:
+                readers[v].append(k)
+        uses = [len(found) for found in readers]
+        for o in results:
+            base = aliases.get(o, o)
+            if base in number:
+                uses[number[base]] += 1
+        return _Flow(values, makes, reads, maker, readers, uses)
+
+    def before(self) -> list[list[int]]:
+        """The clusters that each one reads from."""
+        return [sorted({self.maker[v] for v in found}) for found in self.reads]
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Bytes of values, and of all that a cluster makes: `unread` are those that nobody reads."""
+
+    values: Sequence[int]
+    made: Sequence[int]
+    unread: Sequence[int]
+
+    @staticmethod
+    def of(flow: _Flow, without: set[Node] | None = None) -> _Sizes:
+        out = without or set()
+        values = [0 if x in out else guess(nbytes(x.ttype)) for x in flow.values]
+        made = [sum(values[v] for v in found) for found in flow.makes]
+        unread = [sum(values[v] for v in found if not flow.uses[v]) for found in flow.makes]
+        return _Sizes(values, made, unread)
+
+
+def _peak(flow: _Flow, order: Sequence[int], size: _Sizes) -> int:
+    left, reads, bytes_of = list(flow.uses), flow.reads, size.values
     live = best = 0
-    for c in clusters:
-        live += sum(size[o] for o in c.outputs)
+    for k in order:
+        live += size.made[k]
         best = max(best, live)
-        for x in {aliases.get(x, x) for x in c.inputs}:
-            if x in left:
-                left[x] -= 1
-                live -= size[x] if left[x] == 0 else 0
-        live -= sum(size[o] for o in c.outputs if left[o] == 0)
+        for v in reads[k]:
+            left[v] -= 1
+            if not left[v]:
+                live -= bytes_of[v]
+        live -= size.unread[k]
     return best
 
 
-def _late(
-    clusters: Sequence[Cluster], uses: Mapping[Node, int], aliases: Mapping[Node, Node]
-) -> list[Cluster]:
+def _late(flow: _Flow, order: Sequence[int]) -> list[int]:
     """Clusters that read nothing for the last time, such as packed copies of inputs, right before
     the first one that reads them."""
-    reads = [{x for y in c.inputs if (x := aliases.get(y, y)) in uses} for c in clusters]
-    readers: dict[Node, list[int]] = {}
-    for k, found in enumerate(reads):
-        for x in found:
-            readers.setdefault(x, []).append(k)
-    at: dict[int, int] = {}  # a cluster that stays, before which it runs
-    for k in reversed(range(len(clusters))):
-        frees = any(readers[x][-1] == k for x in reads[k])
-        later = [at[r] for o in clusters[k].outputs for r in readers.get(o, ())]
-        at[k] = k if frees or not later else min(later)
-    return [clusters[k] for k in sorted(at, key=lambda k: (at[k], k))]
+    place = {k: p for p, k in enumerate(order)}
+    last = [max((place[k] for k in found), default=-1) for found in flow.readers]
+    at: dict[int, int] = {}  # where a cluster stays, or before which place it runs
+    for p in reversed(range(len(order))):
+        k = order[p]
+        frees = any(last[v] == p for v in flow.reads[k])
+        later = [at[r] for v in flow.makes[k] for r in flow.readers[v]]
+        at[k] = p if frees or not later else min(later)
+    return sorted(order, key=lambda k: (at[k], place[k]))
 
 
-def _greedy(
-    clusters: Sequence[Cluster],
-    uses: Mapping[Node, int],
-    aliases: Mapping[Node, Node],
-    size: Mapping[Node, int],
-) -> list[Cluster]:
-    left = dict(uses)
-    reads = [[x for x in {aliases.get(x, x) for x in c.inputs} if x in uses] for c in clusters]
-    maker = {o: k for k, c in enumerate(clusters) for o in c.outputs}
-    waiting = [len({maker[x] for x in r}) for r in reads]
-    followers: list[list[int]] = [[] for _ in clusters]
-    for k, r in enumerate(reads):
-        for m in {maker[x] for x in r}:
+def _greedy(flow: _Flow, size: _Sizes) -> list[int]:
+    left, before = list(flow.uses), flow.before()
+    waiting = [len(found) for found in before]
+    followers: list[list[int]] = [[] for _ in before]
+    for k, found in enumerate(before):
+        for m in found:
             followers[m].append(k)
 
     def growth(k: int) -> int:
-        freed = sum(size[x] for x in reads[k] if left[x] == 1)
-        return sum(size[o] for o in clusters[k].outputs) - freed
+        return size.made[k] - sum(size.values[v] for v in flow.reads[k] if left[v] == 1)
 
-    ready: list[tuple[int, int]] = [(growth(k), k) for k, w in enumerate(waiting) if w == 0]
-    ready.sort()
-    readers: dict[Node, list[int]] = {}
-    for k, r in enumerate(reads):
-        for x in r:
-            readers.setdefault(x, []).append(k)
-    done = [False] * len(clusters)
-    out: list[Cluster] = []
+    ready = [(growth(k), k) for k, w in enumerate(waiting) if w == 0]
+    heapify(ready)
+    done = [False] * len(before)
+    out: list[int] = []
     while ready:
         _, k = heappop(ready)
         if done[k]:
             continue
         done[k] = True
-        out.append(clusters[k])
+        out.append(k)
         for f in followers[k]:
             waiting[f] -= 1
         changed = set(followers[k])
-        for x in reads[k]:
-            left[x] -= 1
-            if left[x] == 1:  # its last reader would now free it
-                changed.update(readers[x])
+        for v in flow.reads[k]:
+            left[v] -= 1
+            if left[v] == 1:  # its last reader would now free it
+                changed.update(flow.readers[v])
         for f in changed:
             if waiting[f] == 0 and not done[f]:
                 heappush(ready, (growth(f), f))
@@ -145,28 +165,17 @@ class _Chains:
     there would be more beside it. A copy of an input, which leaves all that it needs, is made when
     its reader is run."""
 
-    def __init__(
-        self,
-        clusters: Sequence[Cluster],
-        uses: Mapping[Node, int],
-        aliases: Mapping[Node, Node],
-        size: Mapping[Node, int],
-        most: int,
-    ) -> None:
+    def __init__(self, flow: _Flow, size: _Sizes, most: int) -> None:
         """`most` clusters are run with one, and it with them."""
-        self.clusters, self.most = clusters, most
-        self.left, self.size = dict(uses), size
-        every = [dict.fromkeys(aliases.get(x, x) for x in c.inputs) for c in clusters]
-        self.reads = [[x for x in found if x in uses] for found in every]
-        maker = {o: k for k, c in enumerate(clusters) for o in c.outputs}
-        self.before = [sorted({maker[x] for x in found}) for found in self.reads]
-        self.readers: dict[Node, list[int]] = {}
-        for k, found in enumerate(self.reads):
-            for x in found:
-                self.readers.setdefault(x, []).append(k)
-        self.done = [False] * len(clusters)
+        self.flow, self.size, self.most = flow, size, most
+        self.left, self.before = list(flow.uses), flow.before()
+        self.done = [False] * len(self.before)
+        # What each cluster waited for when that was last looked up, and itself last; as much of it
+        # as was found, where it was too much.
+        self.chains: list[list[int] | None] = [None] * len(self.before)
+        self.whole = [False] * len(self.before)
 
-    def order(self) -> list[Cluster]:
+    def order(self) -> list[int]:
         latest: dict[int, tuple[int, int, int]] = {}
         heap: list[tuple[int, int, int]] = []
 
@@ -176,9 +185,9 @@ class _Chains:
                 latest[k] = found
                 heappush(heap, found)
 
-        for k in range(len(self.clusters)):
+        for k in range(len(self.before)):
             look(k)
-        out: list[Cluster] = []
+        out: list[int] = []
         while heap:
             found = heappop(heap)
             k = found[-1]
@@ -186,7 +195,7 @@ class _Chains:
                 continue
             chain = self.needed(k)
             assert chain is not None, "what a cluster waits for only gets less"
-            out += [self.clusters[m] for m in chain]
+            out += chain
             for m in sorted(self.run(chain)):
                 if not self.done[m]:
                     look(m)
@@ -194,47 +203,64 @@ class _Chains:
 
     def needed(self, k: int) -> list[int] | None:
         """All that has to run for cluster k, and k; None where that is too much."""
+        found, done = self.chains[k], self.done
+        if found is not None:
+            rest = self.chains[k] = [m for m in found if not done[m]]
+            if self.whole[k]:
+                return rest
+            if len(rest) > self.most + 1:
+                return None
+        rest, self.whole[k] = self._needed(k)
+        self.chains[k] = rest
+        return rest if self.whole[k] else None
+
+    def _needed(self, k: int) -> tuple[list[int], bool]:
+        """The same anew, and whether it is all."""
         found: dict[int, None] = {}
-        stack = [k]
+        stack, done = [k], self.done
         while stack:
-            missing = [p for p in self.before[stack[-1]] if not self.done[p] and p not in found]
+            missing = [p for p in self.before[stack[-1]] if not done[p] and p not in found]
             if len(found) + len(stack) + len(missing) > self.most + 1:
-                if len({*found, *stack, *missing}) > self.most + 1:
-                    return None
+                every = {*found, *stack, *missing}
+                if len(every) > self.most + 1:
+                    return list(every), False
             if missing:
                 stack += missing
             else:
                 found[stack.pop()] = None
-        return list(found)
+        return list(found), True
 
     def worth(self, k: int) -> tuple[int, int, int] | None:
         """The smallest is run first."""
         chain = self.needed(k)
         if chain is None:
             return None
-        used: dict[Node, int] = {}
+        used: dict[int, int] = {}
+        left, reads, size = self.left, self.flow.reads, self.size
         live = most = 0
         for m in chain:
-            live += sum(self.size[o] for o in self.clusters[m].outputs)
+            live += size.made[m]
             most = max(most, live)
-            for x in self.reads[m]:
-                used[x] = used.get(x, 0) + 1
-                live -= self.size[x] if used[x] == self.left[x] else 0
-            live -= sum(self.size[o] for o in self.clusters[m].outputs if self.left[o] == 0)
+            for v in reads[m]:
+                used[v] = now = used.get(v, 0) + 1
+                if now == left[v]:
+                    live -= size.values[v]
+            live -= size.unread[m]
         return (0, most, k) if live <= 0 else (1, live - most, k)
 
     def run(self, chain: Sequence[int]) -> set[int]:
         """The clusters whose worth may be another one afterwards."""
-        near: set[int] = set()
+        flow, near = self.flow, set[int]()
         for m in chain:
             self.done[m] = True
-            for x in self.reads[m]:
-                self.left[x] -= 1
-                near.update(self.readers[x])
-            near.update(r for o in self.clusters[m].outputs for r in self.readers.get(o, ()))
+            for v in flow.reads[m]:
+                self.left[v] -= 1
+                near.update(flow.readers[v])
+            for v in flow.makes[m]:
+                near.update(flow.readers[v])
         edge = near
         for _ in range(NEAR):
-            made = (o for m in edge for o in self.clusters[m].outputs)
-            edge = {r for o in made for r in self.readers.get(o, ())} - near
+            made = [v for m in edge for v in flow.makes[m]]
+            edge = {r for v in made for r in flow.readers[v]} - near
             near |= edge
         return near

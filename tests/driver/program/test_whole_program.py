@@ -84,8 +84,8 @@ def test_several_python_threads_call_at_once(straight: bool) -> None:
     for caller in callers:
         caller.join()
     assert not wrong
-    # Each call in flight had a frame of its own, and no more are kept than were in flight. A straight
-    # call has memory of its own: frames are for those that meet one.
+    # Each call in flight had a frame of its own, and no more are kept than were in flight. A
+    # straight call has memory of its own: frames are for those that meet one.
     frames = len(fast.units[0].programs[0]._frames)
     assert frames <= 3 if straight else 1 <= frames <= 4
 
