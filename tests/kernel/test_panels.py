@@ -28,7 +28,9 @@ def packing(rows: D.Dim, columns: D.Dim, width: int) -> Group:
 
 
 @pytest.mark.parametrize(
-    "size", [(64, 48, 12), (63, 50, 12), (9, 17, 12), (6, 7, 12), (33, 100, 48), (300, 70, 16)], ids=str
+    "size",
+    [(64, 48, 12), (63, 50, 12), (9, 17, 12), (6, 7, 12), (33, 100, 48), (300, 70, 16)],
+    ids=str,
 )
 def test_every_number_is_in_its_place(size: tuple[int, int, int]) -> None:
     check(Native(default_schedule(packing(*size), default())[1]), *size, {})

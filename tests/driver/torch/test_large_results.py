@@ -33,6 +33,7 @@ def test_steps_share_memory_and_what_is_held_stays(
     net = nn.Sequential(first, nn.GELU(), nn.Dropout(chance), last).to(dtype)
     x = torch.randn(128, 256, dtype=dtype)
     weight = first.weight
+
     def loss(x: torch.Tensor) -> torch.Tensor:
         return net(x).float().square().mean()
 

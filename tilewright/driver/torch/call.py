@@ -52,7 +52,6 @@ from tilewright.ir.slots import (
     symbol_from,
 )
 
-
 # Kinds of graphs whose results are kept for a gradient, or are gradients.
 TRAINING = ("forward", "backward")
 
