@@ -39,26 +39,31 @@ def test_steps_share_memory_and_what_is_held_stays(
 
     fast = tw.compile(loss)
     loss(x).backward()
-    right = weight.grad
-    assert right is not None and right.nbytes >= LEAST
+    right = _gradient(weight)
+    assert right.nbytes >= LEAST
     found = []
     for _ in range(3):
         net.zero_grad(set_to_none=True)
         fast(x).backward()
-        assert weight.grad is not None
-        found.append(weight.grad.data_ptr())
+        found.append(_gradient(weight).data_ptr())
         torch.testing.assert_close(weight.grad, right, rtol=2e-2, atol=1e-4)
     assert found[1] == found[2] and len(made) >= 9
-    held, copied = weight.grad, weight.grad.clone()
+    held = _gradient(weight)
+    copied = held.clone()
     net.zero_grad(set_to_none=True)
     fast(2 * x).backward()
-    assert weight.grad is not None and weight.grad.data_ptr() != held.data_ptr()
+    assert _gradient(weight).data_ptr() != held.data_ptr()
     assert torch.equal(held, copied)
     weight.grad = None
     graph = fast(x)
     graph.backward(retain_graph=True)
     graph.backward()
     torch.testing.assert_close(weight.grad, 2 * right, rtol=2e-2, atol=2e-4)
+
+
+def _gradient(weight: torch.Tensor) -> torch.Tensor:
+    assert weight.grad is not None
+    return weight.grad
 
 
 def test_without_pages_that_stay(made: list[int]) -> None:
