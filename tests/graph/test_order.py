@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.seeds import drawn
 from tilewright import ops
 from tilewright.graph.cluster import Cluster
-from tilewright.graph.order import few_live_bytes, peak
+from tilewright.graph.order import _Flow, _is_least, _Sizes, few_live_bytes, peak
 from tilewright.ir.node import Node, input
 from tilewright.ir.types import TensorType, f32
 
@@ -68,3 +74,41 @@ def test_copies_for_a_reader_that_waits_wait_with_it() -> None:
         made.update(c.outputs)
     assert most(clusters, results) >= 7 * BYTES
     assert most(found, results) <= 4 * BYTES
+
+
+def orders(clusters: list[Cluster]) -> Iterator[list[Cluster]]:
+    """All that have producers first."""
+
+    def rest(begun: list[Cluster]) -> Iterator[list[Cluster]]:
+        if len(begun) == len(clusters):
+            yield begun
+        made = {o for c in begun for o in c.outputs}
+        for c in clusters:
+            if c not in begun and all(x in made or not x.inputs for x in c.inputs):
+                yield from rest([*begun, c])
+
+    return rest([])
+
+
+@pytest.mark.parametrize("seed", drawn(range(100), 3))
+def test_no_order_is_better_where_the_first_is_said_to_be_the_best(seed: int) -> None:
+    draw, proved = random.Random(seed), 0
+    for _ in range(4):
+        first = input("x", TensorType(f32, (draw.randint(1, 9),)))
+        nodes = [ops.neg(first)]
+        clusters = [Cluster((nodes[0],), (first,), (nodes[0],), "map")]
+        for k in range(draw.randint(1, 5)):
+            x, y = draw.choice(nodes), draw.choice(nodes)
+            read = ops.concat([x, y], 0) if draw.random() < 0.5 else ops.slice(x, 0, 0, 1)
+            made = ops.mul(read, k + 2.0)
+            nodes.append(made)
+            clusters.append(Cluster((read, made), (x, y), (made,), "map"))
+        results = draw.sample(nodes, draw.randint(1, len(nodes)))
+        given, least = most(clusters, results), min(most(c, results) for c in orders(clusters))
+        found = few_live_bytes(clusters, results, {})
+        assert least <= most(found, results) and len(found) == len(clusters)
+        flow = _Flow.of(clusters, results, {})
+        if _is_least(flow, range(len(clusters)), _Sizes.of(flow)):
+            assert given == least, f"seed {seed}: {[str(c) for c in clusters]}"
+            proved += 1
+    assert proved or seed  # some are

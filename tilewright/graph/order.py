@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -25,18 +25,20 @@ def few_live_bytes(
     # Results are the caller's memory, and all there in the end, whatever the order.
     own = _Sizes.of(flow, without={aliases.get(o, o) for o in results})
     orders = [list(range(len(clusters)))]
+    if all(_is_least(flow, orders[0], size) for size in (own, every)):
+        return list(clusters)
     for size in (own, every) if own.values != every.values else (every,):
         orders.append(_greedy(flow, size))
         orders += [_Chains(flow, size, most).order() for most in FURTHEST]
     orders += [_late(flow, found) for found in orders]
-    best = min(orders, key=lambda found: (_peak(flow, found, own), _peak(flow, found, every)))
-    return [clusters[k] for k in best]
+    peaks = [tuple(max(_live(flow, found, size)) for size in (own, every)) for found in orders]
+    return [clusters[k] for k in orders[peaks.index(min(peaks))]]
 
 
 def peak(clusters: Sequence[Cluster], results: Sequence[Node], aliases: Mapping[Node, Node]) -> int:
     """Most bytes of cluster outputs alive at once; a cluster's inputs live until it is done."""
     flow = _Flow.of(clusters, results, aliases)
-    return _peak(flow, range(len(clusters)), _Sizes.of(flow))
+    return max(_live(flow, range(len(clusters)), _Sizes.of(flow)), default=0)
 
 
 @dataclass(frozen=True)
@@ -93,18 +95,46 @@ class _Sizes:
         return _Sizes(values, made, unread)
 
 
-def _peak(flow: _Flow, order: Sequence[int], size: _Sizes) -> int:
+def _live(flow: _Flow, order: Sequence[int], size: _Sizes) -> list[int]:
+    """Bytes alive while each cluster runs."""
     left, reads, bytes_of = list(flow.uses), flow.reads, size.values
-    live = best = 0
+    live, out = 0, []
     for k in order:
         live += size.made[k]
-        best = max(best, live)
+        out.append(live)
         for v in reads[k]:
             left[v] -= 1
             if not left[v]:
                 live -= bytes_of[v]
         live -= size.unread[k]
-    return best
+    return out
+
+
+def _is_least(flow: _Flow, order: Sequence[int], size: _Sizes) -> bool:
+    """Are as many bytes alive in any order? Results are in the end, and while the cluster runs that
+    has most of them here, all that was made for it and that it or what follows from it reads."""
+    live = _live(flow, order, size)
+    most = max(live, default=0)
+    kept = [v for v, found in enumerate(flow.readers) if flow.uses[v] > len(found)]
+    if sum(size.values[v] for v in kept) == most:
+        return True
+    k = order[live.index(most)]
+    before = _reached(k, lambda m: [flow.maker[v] for v in flow.reads[m]])
+    after = _reached(k, lambda m: [r for v in flow.makes[m] for r in flow.readers[v]])
+    needed = {v for m in after for v in flow.reads[m]}.union(kept)
+    return (
+        size.made[k] + sum(size.values[v] for v in needed if flow.maker[v] in before - {k}) == most
+    )
+
+
+def _reached(k: int, following: Callable[[int], Iterable[int]]) -> set[int]:
+    """Cluster k, and all that follow from it."""
+    found, stack = {k}, [k]
+    while stack:
+        more = {*following(stack.pop())} - found
+        found |= more
+        stack += more
+    return found
 
 
 def _late(flow: _Flow, order: Sequence[int]) -> list[int]:
