@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -26,7 +28,9 @@ def packing(rows: D.Dim, columns: D.Dim, width: int) -> Group:
 
 
 @pytest.mark.parametrize(
-    "size", [(64, 48, 12), (63, 50, 12), (9, 17, 12), (6, 7, 12), (33, 100, 48)], ids=str
+    "size",
+    [(64, 48, 12), (63, 50, 12), (9, 17, 12), (6, 7, 12), (33, 100, 48), (300, 70, 16)],
+    ids=str,
 )
 def test_every_number_is_in_its_place(size: tuple[int, int, int]) -> None:
     check(Native(default_schedule(packing(*size), default())[1]), *size, {})
@@ -60,3 +64,15 @@ def test_four_rows_go_through_all_panels(target: str) -> None:
     assert [x.extent for x in path if x.name == "y0.i1.1"] == [4]
     whole = D.bounds(store.index[0])[1] * 48 + 47
     assert whole < 307  # the condition always holds
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "together"), [(1576, 16, 16), (1576, 32, 8), (1576, 12, 4), (40, 16, 4)]
+)
+def test_pieces_of_whole_lines_are_long_where_threads_have_enough(
+    rows: int, width: int, together: int
+) -> None:
+    target = replace(get("x86-64-v4"), cores=2)
+    _, nest = default_schedule(packing(rows, 96 * width, width), target)
+    paths = [p for s, p in walk(nest.body) if isinstance(s, Store)]
+    assert {x.extent for p in paths for x in p if x.name == "y0.i1.1"} >= {together}

@@ -314,6 +314,14 @@ memory_mb: Knob[int | None] = Knob(
     _at_least(1),
     "MiB that a program may allocate at once (default: what the system has available)",
 )
+keep_pages: Knob[bool] = Knob(
+    "TILEWRIGHT_KEEP_PAGES",
+    lambda: True,
+    _parse_bool,
+    "0 gives the memory of training steps (what is kept for gradients, and gradients) back to the "
+    "system after each step; otherwise the next step finds its pages in place",
+    _show_bool,
+)
 target: Knob[str | None] = Knob(
     "TILEWRIGHT_TARGET",
     _none,

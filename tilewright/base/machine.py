@@ -51,6 +51,14 @@ def available_memory() -> int | None:
     return min((x for x in known if x is not None), default=None)
 
 
+def system_memory() -> int | None:
+    """Bytes of memory that this machine has; None if unknown."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 def _system_memory(path: Path) -> int | None:
     try:
         lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)

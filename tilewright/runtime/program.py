@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.ir.dim_code import size_function
 from tilewright.ir.node import Graph
+from tilewright.runtime import room
 from tilewright.runtime.arenas import ARENAS, SHARED
 from tilewright.runtime.memory import aligned, require_room
 from tilewright.runtime.native import NativeKernel
@@ -337,6 +338,8 @@ class Program:
         return sum(f.size for f in self._frames) + ARENAS.held
 
     def trim(self) -> None:
-        """Give back the frames of calls that are over, and the arenas that programs share."""
+        """Give back the frames of calls that are over, and what programs share: arenas, and free
+        memory of large results."""
         self._frames.clear()
         ARENAS.trim()
+        room.trim()

@@ -52,6 +52,9 @@ from tilewright.ir.slots import (
     symbol_from,
 )
 
+# Kinds of graphs whose results are kept for a gradient, or are gradients.
+TRAINING = ("forward", "backward")
+
 
 class Unit:
     """One translated fx graph, callable as AOTAutograd calls: a list of arguments, which it
@@ -115,13 +118,17 @@ class Unit:
                 self.restore_layouts if self.check else None,
                 often.way if often is not None else None,
                 set_apart(over) if over else None,
+                kind in TRAINING,
             )
             self._fast, self._bound = made.call, made.weights
             self.writer = None if self._symbols else made.writer
         elif can_be_staged(captured) and all(s.is_whole for s in self.segments):
             whole = [s.specialised()[0] for s in self.segments]
             restore = self.restore_layouts if self.check else None
-            self._staged = Stages(captured, whole, self._binders, session, device, restore)
+            training = kind in TRAINING
+            self._staged = Stages(
+                captured, whole, self._binders, session, device, restore, training
+            )
             self._fast = self._staged.call()
 
     @property
@@ -145,6 +152,7 @@ class Unit:
                 self.device,
                 self._slots,
                 self.restore_layouts if self.check else None,
+                training=self.kind in TRAINING,
             )
             if made.weights is not None and self._bound is not None and self._bound.tensors:
                 made.weights(self._bound.tensors)  # what is derived from them is there at once

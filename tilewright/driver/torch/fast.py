@@ -18,6 +18,7 @@ from tilewright.base.errors import Unsupported
 from tilewright.capture.torch.captured import Captured, Segment
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch import many
+from tilewright.driver.torch.large_results import LargeResults
 from tilewright.driver.torch.protocol import Dry, Program
 from tilewright.driver.torch.sizes import binders, known_strides, sizes_in, stand_ins
 from tilewright.driver.torch.straight import straight
@@ -89,12 +90,15 @@ def fast_call(
     restore: Restore | None = None,
     way: Way | None = None,
     apart: Restore | None = None,
+    training: bool = False,
 ) -> FastCall:
     """A function of the list of arguments, which it empties, to the list of results. Buffers of
     slots that are `together` share memory. `restore` is called first where arguments may lie
     otherwise than they were captured, and `apart` before it where the program writes over some of
-    them. `way` has functions for some values of the symbols, in the order of `binders`."""
+    them. `way` has functions for some values of the symbols, in the order of `binders`. In a step
+    of `training` large results have the memory of the last step's."""
     writer = Writer(captured, program, device)
+    writer.large = LargeResults.of(program) if training and device.type == "cpu" else None
     writer.names["session"] = session
     writer.names["way"] = way
     writer.change()
@@ -141,6 +145,7 @@ class Writer:
         self.placed: dict[str, int] = {}  # slots of new values, and inputs at whose place they are
         self.joined: dict[str, int] = {}  # slots whose memory is a part of one allocation
         self.parts: many.Parts | None = None
+        self.large: LargeResults | None = None
         # Sizes that are known at the call only, as Python's variables, and what is made of them.
         bound = binders(captured.arguments)
         self.symbols = {name: f"n{k}" for k, (name, *_) in enumerate(bound)}
@@ -368,6 +373,10 @@ class Writer:
         for k, b in enumerate(self.segment.buffers[: len(self.slots)]):
             if b.slot not in self.joined and b.slot not in self.placed:
                 self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
+                if self.large is not None and (make := self.large.maker(b)) is not None:
+                    self.names[f"new{k}"] = make
+                    lines.append(f"o{k} = new{k}()")
+                    continue
                 shape, stride = self.sizes.all(b.shape), self.sizes.all(b.stride)
                 lines.append(f"o{k} = empty({shape}, {stride}, d{k})")
         return lines

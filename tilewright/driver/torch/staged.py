@@ -22,6 +22,7 @@ from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.capture.torch.host_calls import trimmed
 from tilewright.capture.torch.layout import contiguous
 from tilewright.driver.torch.fast import Call, Dry, Program, problem_found
+from tilewright.driver.torch.large_results import LargeResults
 from tilewright.driver.torch.layouts import as_announced, restrided
 from tilewright.driver.torch.straight import straight
 from tilewright.driver.torch.tensors import allocator, draw_seed, label
@@ -85,8 +86,11 @@ class Stages:
         session: Dry,
         device: torch.device,
         restore: Callable[[list[Any]], None] | None = None,
+        training: bool = False,
     ) -> None:
-        """`restore` makes arguments lie as they were captured."""
+        """`restore` makes arguments lie as they were captured. In a step of `training` large
+        results have the memory of the last step's."""
+        self._training = training and device.type == "cpu"
         self.captured, self.device = captured, device
         self.weights: list[BoundWeights | None] = []  # of each program
         self._sizes: dict[str, str] = {}  # variables of symbols
@@ -176,7 +180,12 @@ class Stages:
 
     def _segment(self, k: int, segment: Segment, staged: Staged) -> None:
         program = staged.program
+        large = LargeResults.of(program) if self._training else None
         for j, b in enumerate(segment.buffers):
+            if large is not None and (make := large.maker(b)) is not None:
+                self._slots[b.slot] = f"o{k}_{j}"
+                self._say(f"o{k}_{j} = {self._named('new', make)}()")
+                continue
             kind = self._named("d", torch_dtype(b.dtype, b.paired))
             self._slots[b.slot] = f"o{k}_{j}"
             self._say(f"o{k}_{j} = empty({self._tuple(b.shape)}, {self._tuple(b.stride)}, {kind})")

@@ -12,6 +12,8 @@ from math import prod
 
 from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
+from tilewright.ir.expr import Load
+from tilewright.ir.register_tile import LINE
 from tilewright.kernel.defaults.interleave import read_step, split_whole
 from tilewright.kernel.defaults.scheduler import Scheduler, store_reads, work_per_point
 from tilewright.kernel.dependence import linear_index
@@ -25,6 +27,12 @@ from tilewright.kernel.steps.vectorize import Vectorize
 # Rows that go through all panels together. On an Arm processor, 2048 rows of 4096 numbers took 20
 # times as long one panel after the other, 7 times one row after the other, 4 times by 16.
 ROWS = 4
+# Where a panel has whole lines of each row, none is read twice, and so many bytes of a panel in one
+# piece are written faster: 1576 rows of 1536 numbers that are in no cache took a quarter less time
+# (x86, 2 threads, panels of 16 columns).
+PIECE = 1024
+MOST_ROWS = 16
+PIECES = 4  # for each thread at the least
 MOST_LANES = 64
 
 
@@ -60,12 +68,13 @@ def _schedule(
     before = s.nest, list(s.trace)
     (read,), lanes = store_reads(s.store(host)), s.target.lanes(32)
     around = [*(x.name for x in rest), f"{row.name}.0"]
-    work = work_per_point(s, host) * ROWS * prod(guess(x.extent) for x in (panel, along))
-    s.do(Split(row.name, ROWS))
+    rows = _rows_of_a_piece(s, read, prod(guess(x.extent) for x in (*rest, row)), along)
+    work = work_per_point(s, host) * rows * prod(guess(x.extent) for x in (panel, along))
+    s.do(Split(row.name, rows))
     if not s.attempt(Reorder((*around, panel.name, f"{row.name}.1", along.name))):
         s.nest, s.trace[:] = before
         return False
-    if not (isinstance(row.extent, int) and row.extent % ROWS == 0):
+    if not (isinstance(row.extent, int) and row.extent % rows == 0):
         s.attempt(Peel(f"{row.name}.0"))
     split_whole(s, read, [panel], along)
     if isinstance(along.extent, int) and along.extent > lanes and along.extent % lanes == 0:
@@ -76,3 +85,14 @@ def _schedule(
         s.attempt(Vectorize(along.name))
     s.parallel(around[0], work * prod(guess(x.extent) for x in rest[1:]))
     return True
+
+
+def _rows_of_a_piece(s: Scheduler, read: Load, every: int, along: Loop) -> int:
+    """How many rows, of every one, go through all panels together."""
+    size, rows = guess(along.extent) * read.dtype.bytes, ROWS
+    if size % LINE == 0:
+        while 2 * rows <= MOST_ROWS and 2 * rows * size <= PIECE:
+            rows *= 2
+        while rows > ROWS and every < PIECES * s.target.cores * rows:
+            rows //= 2
+    return rows
