@@ -38,10 +38,10 @@ def test_a_singular_matrix_is_an_error_as_in_eager() -> None:
 
 def test_what_is_on_no_list_is_still_refused() -> None:
     with pytest.raises(FallbackError, match=r"aten\._fake_quantize.* would run in eager"):
-        x, one, on = torch.randn(4), torch.ones(()), torch.ones(1, dtype=torch.int64)
-        op = torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
+        x, one = torch.randn(4), torch.ones(4)
+        op = torch.ops.aten._fake_quantize_learnable_per_channel_affine.default
         torch.compile(
-            lambda v: op(v, one, on[0].int(), on, 0, 255),
+            lambda v: op(v, one, one, 0, 0, 255),
             backend="tilewright",
             options={"strict": True},
         )(x)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilewright import ops
-from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, loads, walk
 from tilewright.ir.interpret import evaluate
@@ -237,7 +237,10 @@ def test_what_does_not_fit_gets_a_sentence(build, part: str) -> None:
         build()
 
 
-def test_interpolation_over_unknown_sizes_is_refused() -> None:
-    n = ops.upsample_linear(of("x", 1, D.sym("N", 1, 9)), (8,), False)
-    with pytest.raises(Unsupported, match="not known when compiling"):
-        run(n, np.ones((1, 3)))
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_interpolation_over_unknown_sizes_is_that_over_known_ones(size: int) -> None:
+    x = np.arange(size, dtype=np.float32)[None] ** 2
+    found = [
+        run(ops.upsample_linear(of("x", 1, n), (8,), False), x)[0] for n in (D.sym("N", 1, 9), size)
+    ]
+    np.testing.assert_array_equal(*found)

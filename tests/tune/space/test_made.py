@@ -170,7 +170,7 @@ def test_loops_of_any_size_are_written_out() -> None:
     name = next(n for n in opened(space, Unroll) if "s0_unroll" in n)
     for value in space.named[name].values:
         found = space.replay(ALONG_ROWS, {name: value})
-        assert (Unroll("y.j.1") in found.trace) == (value != 1)
+        assert any(isinstance(x, Unroll) for x in found.trace) == (value != 1)
         Judge(ALONG_ROWS, [{}]).nest(found.nest)
 
 

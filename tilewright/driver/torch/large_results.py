@@ -37,10 +37,12 @@ class LargeResults:
     def maker(self, b: Buffer) -> Callable[[], torch.Tensor] | None:
         """A function that makes such tensors; None where they are small, or of any size."""
         shape, stride = (tuple(d for d in x if isinstance(d, int)) for x in (b.shape, b.stride))
+        if (len(shape), len(stride)) != (len(b.shape), len(b.stride)):
+            return None
         dtype = torch_dtype(b.dtype, b.paired)
         count = span(shape, stride)
         size = count * dtype.itemsize
-        if size < LEAST or (len(shape), len(stride)) != (len(b.shape), len(b.stride)):
+        if size < LEAST:
             return None
         piece, tensor_of = self.room.piece, _tensor_of
         plain, of_memory = torch.empty_strided, torch.frombuffer
