@@ -84,6 +84,11 @@ def _learned(
     return grad * inside, grad * by_scale * factor, grad * by_zero * factor
 
 
+def _nearest(zero: Tensor, low: int, high: int) -> Tensor:
+    """The step that a learned zero is at."""
+    return torch.round(zero.reshape(())).clamp(low, high)
+
+
 @composed("_fake_quantize_learnable_per_tensor_affine.default")
 def learnable(
     x: Tensor,
@@ -93,7 +98,7 @@ def learnable(
     quant_max: int,
     grad_factor: float = 1.0,
 ) -> Tensor:
-    zero = torch.round(zero_point.reshape(())).clamp(quant_min, quant_max)
+    zero = _nearest(zero_point, quant_min, quant_max)
     return _rounded(x, scale.reshape(()), zero, quant_min, quant_max)[0]
 
 
@@ -107,6 +112,6 @@ def learnable_backward(
     quant_max: int,
     grad_factor: float = 1.0,
 ) -> Learned:
-    zero = torch.round(zero_point.reshape(())).clamp(quant_min, quant_max)
+    zero = _nearest(zero_point, quant_min, quant_max)
     found = _learned(grad, x, scale.reshape(()), zero, quant_min, quant_max, grad_factor)
     return found[0], found[1].sum().reshape(scale.shape), found[2].sum().reshape(zero_point.shape)

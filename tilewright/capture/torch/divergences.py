@@ -4,7 +4,6 @@ Dynamo does not follow, until it has been asked for a pair once."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from torch.distributions import Distribution, kl
@@ -16,12 +15,21 @@ def _look_up(operands: Sequence[Any], named: Mapping[str, Any]) -> bool:
     """Ask torch for the pair, so that Dynamo finds it among those that were: and for all that it
     lists, since Dynamo looks at the table once. Nothing takes the function's place."""
     both = dict(zip(("p", "q"), operands, strict=False)) | dict(named)
-    with suppress(KeyError, NotImplementedError):  # unknown to Dynamo, or not of two operands
-        pair = both["p"].python_type(), both["q"].python_type()
-        if pair not in kl._KL_MEMOIZE and all(issubclass(t, Distribution) for t in pair):
-            for each in (*kl._KL_REGISTRY, pair):
-                kl._KL_MEMOIZE[each] = kl._dispatch_kl(*each)
+    p, q = (_kind(both.get(name)) for name in ("p", "q"))
+    if p is not None and q is not None and (p, q) not in kl._KL_MEMOIZE:
+        for pair in (*kl._KL_REGISTRY, (p, q)):
+            kl._KL_MEMOIZE[pair] = kl._dispatch_kl(*pair)
     return False
+
+
+def _kind(x: Any) -> type[Distribution] | None:
+    """Which distribution a variable of Dynamo stands for; None where it is none, or not known:
+    torch's own function, which is traced then, says what is wrong."""
+    try:
+        found = None if x is None else x.python_type()
+    except NotImplementedError:  # Dynamo's way to say that it does not know
+        return None
+    return found if found is not None and issubclass(found, Distribution) else None
 
 
 substitute(kl.kl_divergence, kl.kl_divergence, _look_up)
