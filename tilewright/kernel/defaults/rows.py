@@ -18,6 +18,7 @@ from tilewright.kernel.defaults.scheduler import (
     USUAL,
     Scheduler,
     accesses,
+    affine,
     can_fuse,
     contiguous,
     cost,
@@ -59,33 +60,20 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         for o in outs:
             schedule_alone(s, o.name)
         return
-    names = [o.name for o in outs]
     if _are_columns(s, inner, outs) and _share_loops(s, outs):
         if not schedule_short_columns(s, inner[0].name, outs[-1].name):
             _columns(s, inner[0].name, outs[-1].name)
         return
     if _short_sums(s, inner, outs, prefix) and _tiled(s, inner[0], outs[0]):
         return
-    for o in names:
+    if _has_costly_numbers(s, inner, outs, prefix) and _in_blocks(s, inner, outs, prefix):
+        return
+    for o in outs:
         for j in range(prefix - 1):
-            p = s.path(o)
-            if not s.attempt(Fuse(p[0].name, p[1].name, f"{o}.o{j}")):
+            first, second, *_ = s.path(o.name)
+            if not s.attempt(Fuse(first.name, second.name, f"{o.name}.o{j}")):
                 break
-    # From the last output back, each with what it alone reads: no nest on the way reads ahead of
-    # its producer. The one output moves to those that share loops already, not the other way round:
-    # what has moved is never rewritten again.
-    for later, earlier in zip(names[:0:-1], names[-2::-1], strict=True):
-        for st in reversed(inner):
-            if st.name in sources(s.path(later)[0]):
-                s.attempt(ComputeAt(st.name, s.path(later)[0].name))
-        # Without sums, outputs of one shape share all loops, and what they compute alike.
-        path = s.path(later)
-        deep = not any(st.is_reduce for st in inner) and len(s.path(earlier)) == len(path)
-        if not deep or not s.attempt(ComputeWith(earlier, path[-1].name)):
-            s.attempt(ComputeWith(earlier, path[0].name))
-    at = s.path(host)[0].name
-    for st in reversed(inner):
-        s.attempt(ComputeAt(st.name, at))
+    at = _together(s, inner, outs, host, 0)
     row = 1
     for st in inner:
         row += work_per_point(s, st.name) * points(s, st.name)
@@ -93,11 +81,98 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
             reduction_lanes(s, st.name)
         else:
             inner_lanes(s, st.name)
-    for o in names:
-        row += work_per_point(s, o) * points(s, o)
-        inner_lanes(s, o)
+    for o in outs:
+        row += work_per_point(s, o.name) * points(s, o.name)
+        inner_lanes(s, o.name)
     if s.loops(at):
         s.parallel(at, row)
+
+
+def _together(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str, depth: int) -> str:
+    """All stages inside the host's loop of this depth, whose name it gives."""
+    names = [o.name for o in outs]
+    # From the last output back, each with what it alone reads: no nest on the way reads ahead of
+    # its producer. The one output moves to those that share loops already, not the other way round:
+    # what has moved is never rewritten again.
+    for later, earlier in zip(names[:0:-1], names[-2::-1], strict=True):
+        for st in reversed(inner):
+            if st.name in sources(s.path(later)[0]):
+                s.attempt(ComputeAt(st.name, s.path(later)[depth].name))
+        # Without sums, outputs of one shape share all loops, and what they compute alike.
+        path = s.path(later)
+        deep = not any(st.is_reduce for st in inner) and len(s.path(earlier)) == len(path)
+        if not deep or not s.attempt(ComputeWith(earlier, path[-1].name)):
+            s.attempt(ComputeWith(earlier, path[depth].name))
+    at = s.path(host)[depth].name
+    for st in reversed(inner):
+        s.attempt(ComputeAt(st.name, at))
+    return at
+
+
+# Rows of a block: as many as lanes run along at a time.
+BLOCK = 16
+
+
+def _has_costly_numbers(s: Scheduler, inner: list[Stage], outs: list[Stage], prefix: int) -> bool:
+    """Are rows short, of numbers of which one takes long, such as the logarithm of a sum? A vector
+    of it for several rows takes no longer."""
+    stages = [*inner, *outs]
+    if s.target.grid is not None or s.choices.lanes is not None:
+        return False
+    rest = [_own_points(s, st, prefix) for st in stages]
+    host = max(outs, key=lambda x: len(x.axes))
+    extent = s.path(host.name)[prefix - 1].extent
+    return (
+        isinstance(extent, int)
+        and extent >= BLOCK
+        and max(rest) <= SHORT
+        and any(st.is_reduce for st in inner)
+        and any(n == 1 and cost(s.store(st.name).value) for n, st in zip(rest, stages, strict=True))
+    )
+
+
+def _own_points(s: Scheduler, stage: Stage, prefix: int) -> int:
+    """How many numbers of a row a stage goes through; very many where that is not known."""
+    extents = [p.extent for p in s.path(stage.name)[prefix:]]
+    return prod(e if isinstance(e, int) else SHORT + 1 for e in extents)
+
+
+def _in_blocks(s: Scheduler, inner: list[Stage], outs: list[Stage], prefix: int) -> bool:
+    """A block of rows at a time, each stage with loops of its own: lanes run along rows where a
+    row has one number, and else along the row. False, and no step, where that is refused."""
+    before = s.nest, list(s.trace)
+    host = max(outs, key=lambda x: len(x.axes)).name
+    ones = [st for st in (*inner, *outs) if _own_points(s, st, prefix) == 1]
+    try:
+        for o in outs:
+            s.do(Split(s.path(o.name)[prefix - 1].name, BLOCK))
+        at = _together(s, inner, outs, host, prefix - 1)
+        if any(s.path(st.name)[prefix - 1].name != at for st in (*inner, *outs)):
+            raise Refused("not all is computed in blocks")
+    except Refused:
+        s.nest, s.trace[:] = before
+        return False
+    work = sum(work_per_point(s, st.name) * points(s, st.name) for st in (*inner, *outs))
+    for st in (*inner, *outs):
+        if st.is_reduce:
+            reduction_lanes(s, st.name)
+        elif st not in ones:
+            inner_lanes(s, st.name)
+    top, *around = [p.name for p in s.path(host)[:prefix]]
+    along = [s.path(st.name)[prefix].name for st in ones]
+    s.attempt(Peel(at))
+    for st in (*inner, *outs):
+        if st.is_reduce:
+            _init_lanes(s, st.name, BLOCK)
+    for x in along:
+        vector_loop(s, x, BLOCK)
+    for j, x in enumerate(around):
+        into = f"{host}.o{j}"
+        if not s.attempt(Fuse(top, x, into)):
+            break
+        top = into
+    s.parallel(top, work)
+    return True
 
 
 def _stored_map(s: Scheduler, stage: str, results: set[str]) -> None:
@@ -113,6 +188,8 @@ def _stored_map(s: Scheduler, stage: str, results: set[str]) -> None:
 
 # Numbers of a reduction that are too few for partial results of their own.
 SHORT = 64
+# Numbers that are enough for a vector of their own.
+FEW = 4
 
 
 def _short_sums(s: Scheduler, inner: list[Stage], outs: list[Stage], prefix: int) -> bool:
@@ -332,7 +409,7 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     names = fuse_reduced(s, stage, red)
     loop = next(q for q in s.path(stage) if q.name == names[-1])
     # A number after the other takes longer than gathering a vector of them.
-    if not contiguous(s, s.store(stage), loop.var, others=True):
+    if not affine(s, s.store(stage), loop.var):
         part = cascade(s, stage, names, 1)
         if part is not None:  # what is left of the loops may still be long
             reduction_lanes(s, part, lanes)
@@ -341,6 +418,8 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
         part = cascade(s, stage, names, 1)  # the loops around it may be long
         if part is not None:
             reduction_lanes(s, part, lanes)
+        elif loop.extent >= FEW and contiguous(s, s.store(stage), loop.var):
+            s.attempt(Vectorize(loop.name))  # one vector, whose lanes are added up
         return
     lanes = _chains(s, stage, loop, lanes)
     part = cascade(s, stage, names, lanes)

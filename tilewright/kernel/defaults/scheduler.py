@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim, Int, Sym
+from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Index, Load, Value, extent, loads, walk
 from tilewright.ir.scalar import WORTH_STORING, cost_of
 from tilewright.ir.target import Target
@@ -247,16 +247,23 @@ def can_fuse(s: Scheduler, st: Store, outer: Sym, inner: Sym) -> bool:
     return all(affine_pair(b, i, outer, inner) for b, i in accesses(s, st))
 
 
-def contiguous(s: Scheduler, st: Store, v: Sym, others: bool = False) -> bool:
-    """Has v stride one in some read, and one or zero in all of them? `others` may have any stride:
-    lanes gather these."""
-    some = False
-    for b, idx in accesses(s, st)[1:]:
-        c = D.coefficient(linear_index(b, idx), v)
-        if c is None or isinstance(c, Int) or (c not in (0, 1) and not others):
-            return False
-        some = some or c == 1
-    return some
+def _strides(s: Scheduler, st: Store, v: Sym) -> list[int] | None:
+    """How far apart neighbours along v lie in each read; None where one is not known."""
+    found = [D.coefficient(linear_index(b, idx), v) for b, idx in accesses(s, st)[1:]]
+    known = [c for c in found if isinstance(c, int)]
+    return known if len(known) == len(found) else None
+
+
+def contiguous(s: Scheduler, st: Store, v: Sym) -> bool:
+    """Has v stride one in some read, and one or zero in all of them?"""
+    found = _strides(s, st, v) or ()
+    return 1 in found and all(c in (0, 1) for c in found)
+
+
+def affine(s: Scheduler, st: Store, v: Sym) -> bool:
+    """Are numbers along v at equal distances in each read, which some read varies along? Lanes
+    gather what is not adjacent."""
+    return any(_strides(s, st, v) or ())
 
 
 def points(s: Scheduler, stage: str) -> int:
