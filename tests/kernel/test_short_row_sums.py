@@ -116,3 +116,26 @@ def test_long_rows_are_no_blocks() -> None:
     assert lanes(nest, "log") == {1}
     outer = [x for x in nest.body if isinstance(x, Loop)]
     assert [x.extent for x in outer] == [512]
+
+
+@pytest.mark.parametrize("rows", [3, 37])
+def test_several_results_of_each_short_sum(rows: int) -> None:
+    """Overlaps of boxes, and whether each is a number."""
+    x, z = arg("x", rows, 1, 2), arg("z", 1, 50, 2)
+    both = build.sum(build.maximum(build.sub(x, z), 0.0), (2,))
+    share = build.div(both, build.sub(both, 0.5))
+    g = group(share, build.ne(share, share))
+    native = Native(default_schedule(g, default())[1])
+    kinds = {
+        p.kind for x, path in walk(native.nest.body) if isinstance(x, Store) for p in path[-1:]
+    }
+    assert kinds == {"lane"}
+    rng = np.random.default_rng(rows)
+    a, b = (rng.integers(-2, 3, s).astype(np.float32) / 2 for s in ((rows, 1, 2), (1, 50, 2)))
+    got = native({"a0": a, "a1": b})
+    sums = np.maximum(a - b, 0).sum(2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        want = sums / (sums - np.float32(0.5))
+    np.testing.assert_array_equal(got["y0"], want)
+    np.testing.assert_array_equal(got["y1"], np.isnan(want))
+    assert native.strays({"a0": a, "a1": b}) is None

@@ -64,7 +64,7 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         if not schedule_short_columns(s, inner[0].name, outs[-1].name):
             _columns(s, inner[0].name, outs[-1].name)
         return
-    if _short_sums(s, inner, outs, prefix) and _tiled(s, inner[0], outs[0]):
+    if _short_sums(s, inner, outs, prefix) and _tiled(s, inner[0], outs):
         return
     if _has_costly_numbers(s, inner, outs, prefix) and _in_blocks(s, inner, outs, prefix):
         return
@@ -194,10 +194,12 @@ FEW = 4
 
 def _short_sums(s: Scheduler, inner: list[Stage], outs: list[Stage], prefix: int) -> bool:
     """Is this one reduction of a few numbers for each result, with no lanes along them: a window of
-    an image, or a short row?"""
-    if len(inner) != 1 or len(outs) != 1 or not inner[0].is_reduce:
+    an image, or a short row? Several outputs of one shape may be computed of each."""
+    if len(inner) != 1 or not inner[0].is_reduce:
         return False
-    path, red = s.path(outs[0].name), s.reduced(inner[0].name)
+    if len({len(o.axes) for o in outs}) > 1:
+        return False
+    path, red = s.path(outs[-1].name), s.reduced(inner[0].name)
     extents = [p.extent if isinstance(p.extent, int) else SHORT + 1 for p in red]
     wide = [p for p in path if p.extent != 1]
     if prefix < len(path) or not extents or prod(extents) > SHORT or not wide:
@@ -208,10 +210,12 @@ def _short_sums(s: Scheduler, inner: list[Stage], outs: list[Stage], prefix: int
     return few and D.bounds(wide[-1].extent)[1] >= most // 2
 
 
-def _tiled(s: Scheduler, stage: Stage, host: Stage) -> bool:
+def _tiled(s: Scheduler, stage: Stage, outs: list[Stage]) -> bool:
     """Lanes along the last axis of the results; False, and no step, where that is refused."""
-    before = s.nest, list(s.trace)
+    before, host = (s.nest, list(s.trace)), outs[-1]
     wide = [k for k, p in enumerate(s.path(host.name)) if p.extent != 1]
+    if not _share_loops(s, outs):
+        return False
     try:
         tile_results(s, [stage], host, wide[-1], wide[-2] if len(wide) > 1 else None)
     except Refused:
