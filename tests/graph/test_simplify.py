@@ -91,3 +91,15 @@ def test_one_matrix_for_a_batch_is_one_product() -> None:
     own = input("own", TensorType(f32, (2, 6, 4)))
     assert simplified(ops.matmul(rows, own)).shape == (2, n, 4)
     assert simplified(ops.matmul(rows, own)).op.name == "matmul"
+
+
+def test_sums_over_a_stack_need_no_stack() -> None:
+    """Also as torch puts them together: joined along an axis that then becomes two."""
+    parts = [ops.exp(A), A, ops.abs(A)]
+    joined = make("reshape", make("concat", *parts, axis=1), shape=(4, 3, 6))
+    for total in (ops.sum(ops.stack(parts, 1), (1,)), ops.sum(joined, (1,))):
+        found = {n.op.name for n in topological((simplified(total),))}
+        assert found <= {"input", "exp", "abs", "add", "full"}
+    # Parts of several elements, and stacks of very many, are summed as they lie.
+    for kept in (ops.concat(parts, 1), ops.stack([A] * 40, 1)):
+        assert "concat" in {n.op.name for n in topological((simplified(ops.sum(kept, (1,))),))}

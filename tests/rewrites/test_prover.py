@@ -7,6 +7,7 @@ import pytest
 
 from tilewright import ops as _ops
 from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
 from tilewright.ir.node import Node
 from tilewright.ir.pattern import Rule, Var, op
 from tilewright.ir.types import bf16, f64, i8, i64, u8
@@ -275,3 +276,13 @@ def test_integers_distribute_and_floats_do_not() -> None:
     for dtype, proved in ((i8, True), (u8, True), (i64, True), (f64, False)):
         for sides in (matmul_distributes, matmul_associates, square_of_sum):
             assert nodes_equal(*sides(Maker(0, symbolic=True, dtype=dtype)), "bits") == proved
+
+
+def test_short_sums_are_their_additions_in_order() -> None:
+    a = Maker(0, True, f64).tensor("x", (D.sym("n", 1), 3))
+    first, second, third = (ops.slice(a, 1, k, k + 1) for k in range(3))
+    total = ops.sum(a, (1,), True)
+    start = ops.add(ops.full((), 0.0, f64), first)
+    assert nodes_equal(total, ops.add(ops.add(start, second), third))
+    assert not nodes_equal(total, ops.add(ops.add(start, third), second))
+    assert not nodes_equal(total, ops.add(start, second))

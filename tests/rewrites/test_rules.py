@@ -39,7 +39,6 @@ def test_few_rules_are_only_tested() -> None:
         "pow-2",
         "scatter-one-per-row",
         "sum-one-per-row",
-        "products-of-few",
         "attention-online",
         "masked-attention-online",
         "attention-in-blocks",

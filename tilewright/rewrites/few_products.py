@@ -60,7 +60,6 @@ RULES = (
         op.sum(op.mul(x, y)),
         _added,
         few,
-        tested="a sum and the additions of its terms have normal forms of their own",
         subject=_subject,
         dtypes="fiu",
     ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, product
+from math import prod
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
@@ -38,9 +39,11 @@ def fresh(size: Dim) -> Int:
 
 class Elements:
     """Composes definitions. Inputs, and constants of more than one number, are read by a name that
-    is their own: one instance serves both sides of a comparison."""
+    is their own: one instance serves both sides of a comparison. Reductions of up to `written_out`
+    terms are the operations on these, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, written_out: int = 1) -> None:
+        self.written_out = written_out
         self.names: dict[Node, str] = {}
         self.branches: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = {}
 
@@ -93,16 +96,21 @@ class Elements:
             return self._defined(x.source, x.index, inputs)
 
         table = dict(zip(t.axes, index, strict=True))
-        return rewrite(renamed(t.body), table, on_load=read)
+        return rewrite(renamed(t.body, self.written_out), table, on_load=read)
 
 
-def renamed(v: Value) -> Value:
+def renamed(v: Value, written_out: int = 1) -> Value:
     """Reductions with fresh index names, so that substitution captures no variable, and without
-    axes of one element."""
-    return rewrite(v, on_reduce=_renamed)
+    axes of one element; those of few terms written out."""
+    return rewrite(v, on_reduce=lambda r: _renamed(r, written_out))
 
 
-def _renamed(r: Reduce) -> Value:
+def _renamed(r: Reduce, written_out: int) -> Value:
+    sizes = [extent(a) for a in r.axes]
+    if isinstance(r.combine, str) and all(isinstance(n, int) for n in sizes):
+        known = [int(D.bounds(n)[0]) for n in sizes]
+        if prod(known) <= written_out:
+            return _in_order(r, known)
     table: dict[Sym, Dim] = {}
     for a in r.axes:
         size = D.substitute(extent(a), table)
@@ -113,3 +121,12 @@ def _renamed(r: Reduce) -> Value:
         return make_reduce(r.combine, axes, body)
     # It starts from the neutral element: +0 and -0 are +0.
     return fn(r.combine, identity(r.combine, r.dtype), body)
+
+
+def _in_order(r: Reduce, sizes: Sequence[int]) -> Value:
+    """One term after the other, from the neutral element."""
+    assert isinstance(r.combine, str)
+    total: Value = identity(r.combine, r.dtype)
+    for places in product(*map(range, sizes)):
+        total = fn(r.combine, total, r.body.substitute(dict(zip(r.axes, places, strict=True))))
+    return total

@@ -100,8 +100,11 @@ def nodes_equal(
     left, right = elements.at(a, at), elements.at(b, at)
     if equal(left, right, reading, never_negative=never_negative):
         return True
-    # Not as they are: with reductions taken apart, short sums written out, and indices written as
-    # others.
+    # Not as they are: with short reductions as operations on their terms.
+    written = Elements(WRITTEN_OUT)
+    if equal(written.at(a, at), written.at(b, at), reading, never_negative=never_negative):
+        return True
+    # With reductions taken apart, short sums written out, and indices written as others.
     pairs = [(left, right), *(in_parts(left, right) if reading == "reals" else ())]
     if any(equal(x, y, reading, 1, never_negative) for x, y in pairs[1:]):
         return True
