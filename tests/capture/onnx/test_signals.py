@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,7 @@ def test_columns_become_an_image(seed: int) -> None:
     )
     proto = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 18)])
     x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    want = ReferenceEvaluator(proto).run(None, {"x": x})[0]
+    evaluator: Any = ReferenceEvaluator(proto)
+    (want,) = evaluator.run(None, {"x": x})
     (found,) = tw.onnx.load(proto.SerializeToString()).run(None, {"x": x})
-    np.testing.assert_allclose(found, np.asarray(want), 1e-5, 1e-5)
+    np.testing.assert_allclose(found, want, 1e-5, 1e-5)
