@@ -8,7 +8,7 @@ from itertools import pairwise
 from tilewright import ops
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Node
+from tilewright.ir.node import Node, node
 from tilewright.ir.pattern import Apply, Attr, Guard, Match, Rest, Rule, Var, guard, make, op
 from tilewright.ir.positions import product
 from tilewright.rewrites.subject import Maker
@@ -157,7 +157,46 @@ def _pad_of_pad(m: Match) -> Node:
     return make("pad", m.x, lo=lo, hi=hi, value=inner.value)
 
 
+MOST_WORK = 8  # elementwise operators between two reshapes
+
+
+def _worked(m: Maker) -> Node:
+    a, b = m.dim(), m.dim()
+    n = m.tensor("x", (a, b))
+    flat = make("reshape", n, shape=(a * b,))
+    number = m.tensor("y", ())
+    work = make("maximum", make("mul", flat, number), m.rng.choice([flat, number]))
+    return make("reshape", work, shape=(a, b))
+
+
+def _in_first_shape(m: Match) -> Node | None:
+    """Elementwise work between a reshape and the one back, on operands as they were before."""
+    shape = m.root.shape
+
+    def made(n: Node, depth: int) -> Node | None:
+        if n.op.name == "reshape" and n.inputs[0].shape == shape:
+            return n.inputs[0]
+        if n.rank == 0:
+            return n
+        if not n.op.elementwise or depth == MOST_WORK or not m.used_once(n):
+            return None
+        if any(i.rank and i.shape != n.shape for i in n.inputs):
+            return None
+        inputs = [made(i, depth + 1) for i in n.inputs]
+        return None if None in inputs else node(n.op, *[i for i in inputs if i is not None])
+
+    done = made(m.x, 0)
+    return done if done is not None and done.type == m.root.type else None
+
+
 CHAINS = (
+    Rule(
+        "reshape-work-reshape",
+        op.reshape(x),
+        _in_first_shape,
+        subject=_worked,
+        at=lambda n: n.inputs[0].op.elementwise,
+    ),
     Rule(
         "reshape-reshape",
         op.reshape(op.reshape(x)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 from onnx import TensorProto
 
@@ -94,22 +96,10 @@ def col2im(c: Context, x: Node, image: Node, block: Node) -> Node:
     n = len(space)
     dilation, stride = c.get("dilations", [1] * n), c.get("strides", [1] * n)
     pads = c.get("pads", [0] * 2 * n)
-    padded = [space[k] + pads[k] + pads[n + k] for k in range(n)]
-    counts = [(padded[k] - (kernel[k] - 1) * dilation[k] - 1) // stride[k] + 1 for k in range(n)]
-    # The flat place of each tap of each window in the padded image, [taps, windows].
-    at = np.zeros((1, 1), np.int64)
-    for k in range(n):
-        line = np.arange(kernel[k])[:, None] * dilation[k] + np.arange(counts[k]) * stride[k]
-        at = at[:, None, :, None] * padded[k] + line[None, :, None, :]
-        at = at.reshape(at.shape[0] * at.shape[1], -1)
-    batch, rows, windows = static(x.shape, "Col2Im")
-    taps = int(np.prod(kernel))
-    channels = rows // taps
-    flat = ops.full((batch, channels, int(np.prod(padded))), 0, x.dtype)
-    index = c.weight(at.reshape(-1), TensorProto.INT64)
-    source = ops.reshape(x, (batch, channels, taps * windows))
-    index = ops.expand(ops.reshape(index, (1, 1, taps * windows)), source.shape)
-    y = ops.reshape(ops.scatter(flat, index, source, 2, "add"), (batch, channels, *padded))
-    for k in range(n):
-        y = ops.slice(y, 2 + k, pads[k], pads[k] + space[k])
-    return y
+    windows = [
+        (space[k] + pads[k] + pads[n + k] - (kernel[k] - 1) * dilation[k] - 1) // stride[k] + 1
+        for k in range(n)
+    ]
+    batch, rows, _ = static(x.shape, "Col2Im")
+    parts = ops.reshape(x, (batch, rows // prod(kernel), *kernel, *windows))
+    return ops.fold(parts, stride, dilation, pads[:n], space)

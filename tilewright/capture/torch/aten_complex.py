@@ -15,7 +15,7 @@ from tilewright.capture.torch.values import Complex, joined, parted
 from tilewright.ir.node import Node
 from tilewright.ir.types import DType
 
-# They move elements: what they do to the one part they do to the other.
+# They move elements, or add them up: what they do to the one part they do to the other.
 _MOVES = """
     view.default _unsafe_view.default reshape.default view_copy.default unsqueeze.default squeeze
     permute.default permute_copy.default transpose.int t.default expand.default slice.Tensor
@@ -24,7 +24,7 @@ _MOVES = """
     slice_scatter.default select_scatter.default diagonal.default gather.default
     index_select.default index.Tensor embedding.default clone.default alias.default detach.default
     lift_fresh.default lift_fresh_copy.default contiguous.default alias_copy.default squeeze_copy
-    unsqueeze_copy
+    unsqueeze_copy col2im.default
     expand_copy.default slice_copy.Tensor select_copy.int t_copy.default transpose_copy.int
     diagonal_copy.default unbind_copy.int
 """.split()

@@ -308,3 +308,17 @@ def unfold_backward(
     axis = axis_of(dim, len(shape))
     frames = (*shape[:axis], grad.shape[axis], *shape[axis + 1 :], size)
     return ops.overlap_add(ops.expand(grad, frames), axis, shape[axis], step)
+
+
+@aten("col2im.default")
+def col2im(
+    c: Context, x: Node, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
+) -> Node:
+    *lead, height, width = c.out().shape
+    space = height, width
+    windows = [
+        D.floordiv(n + 2 * p - d * (k - 1) - 1, s) + 1
+        for n, k, d, p, s in zip(space, kernel, dilation, padding, stride)
+    ]
+    parts = ops.reshape(x, (*lead, *kernel, *windows))
+    return ops.fold(parts, stride, dilation, padding, space)

@@ -27,7 +27,7 @@ WHOLE = """
     adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d
     logaddexp logaddexp2 isfinite bernoulli
     xlogy special_xlogy special_entr logit mse_loss binary_cross_entropy addcdiv addr index_add
-    index_fill select_scatter unfold_backward
+    index_fill select_scatter unfold_backward col2im
 """.split()
 
 # Not in the core table; torch has a decomposition and ops/ has no such operator.

@@ -23,6 +23,7 @@ from tilewright.graph.empty import EmptyValues
 from tilewright.graph.fold import FoldConstants
 from tilewright.graph.grid_key_blocks import GridKeyBlocks
 from tilewright.graph.in_parts import InParts
+from tilewright.graph.joined_sums import JoinSums
 from tilewright.graph.key_blocks import KeyBlocks
 from tilewright.graph.long_concats import LongConcats
 from tilewright.graph.loops import HoistFromLoops
@@ -54,6 +55,7 @@ CPU = Pipeline(
         Decompose(),
         EmptyValues(),
         Simplify(),  # again: definitions leave much behind when they are put together
+        JoinSums(),
         WideNumbers(),
         FoldConstants(),
         HoistFromLoops(),
@@ -78,6 +80,7 @@ GPU = Pipeline(
         Decompose(),
         EmptyValues(),
         Simplify(),
+        JoinSums(),
         FoldConstants(),
         HoistFromLoops(),
         LongConcats(),
