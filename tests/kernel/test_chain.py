@@ -160,6 +160,26 @@ def test_unknown_numbers_of_rows_and_keys(causal: bool) -> None:
     judge.native(final)
 
 
+@pytest.mark.parametrize("most", [100, 300])
+def test_keys_of_a_bounded_number(most: int) -> None:
+    """Sums of the second product are in as many parts as a call has keys for, not as there may be,
+    and in one where there are never more; both products are tiles as without a bound."""
+    g = attention(D.sym("n"), D.sym("k", 0, most), LANES, False, default(), 48, (1, 1))
+    chain = find_chain(g)
+    assert chain is not None
+    judge = Judge(g, [{"n": n, "k": k} for n, k in ((3, 5), (40, 48), (17, 1), (30, 97))])
+    judge.exact = False
+    trace, final = default_schedule(g, default())
+    text = print_trace(trace)
+    assert text.count("Tensorize(") == (2 if any(default().instructions) else 0)
+    assert ("exact=True" in text) == (most > 128)
+    registers = {b.name for b in final.buffers if b.scope == "register"}
+    sums = chain.sums.name
+    assert {chain.scores.name, f"{sums}b" if most > 128 else sums} <= registers
+    judge.nest(final)
+    judge.native(final)
+
+
 @pytest.mark.parametrize("rows", [24, 149])
 def test_products_with_elementwise_work_between(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chains, "BETWEEN_BYTES", 0)

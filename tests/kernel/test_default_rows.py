@@ -424,3 +424,23 @@ def test_sums_of_some_short_rows_are_vectors(n: int, width: int) -> None:
     ]
     assert reads and any(p.kind == "lane" for p in reads[0][1]), nest
     judged(group, default_schedule(group, default())[1])
+
+
+RANKS = """
+group ranks where n: 0..
+  in x: i64[3,n]
+  out y: i64[3,n]
+  local t: i64[3,n]
+  t[t.i0,t.i1] add= {value} for t.i0 in 3, t.i1 in n, t.r0 in n from 0
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 3, y.i1 in n
+"""
+
+
+def test_what_is_left_of_columns_of_any_number_is_a_vector_in_their_sums_too() -> None:
+    group = parse_group(RANKS.format(value="cast<i64>(x[t.i0,t.r0] < x[t.i0,t.i1])"))
+    _, nest = default_schedule(group, default())
+    sums = [p for s, p in walk(nest.body) if isinstance(s, Store) and s.stage == "t"]
+    assert len(sums) > 2 and all(p[-1].kind == "lane" for p in sums)
+    judge = Judge(group, [{"n": k} for k in (0, 1, 5, 16, 37, 64)])
+    judge.nest(nest)
+    judge.native(nest)

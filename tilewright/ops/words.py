@@ -26,7 +26,7 @@ from tilewright.ops.reductions import amin
 from tilewright.ops.references import ordered_bits
 from tilewright.ops.selection import order_key
 from tilewright.ops.shapes import order_of
-from tilewright.ops.views import reshape, slice
+from tilewright.ops.views import concat, reshape, slice
 
 POSITION = 32  # bits of a word that are a position
 DIGIT = 8  # bits that one pass sorts by
@@ -304,13 +304,47 @@ def word_positions(words: Node) -> Node:
 def sorted_words(x: Node, descending: bool) -> Node:
     """The rows of a matrix as words in their order."""
     n, bits = x.shape[1], x.dtype.bits
+    if not isinstance(n, int):
+        return _of_any_length(x, descending)
     words = sort_words(x, descending)
-    if bits <= POSITION and isinstance(n, int) and _by_counting(n, bits):
+    if bits <= POSITION and _by_counting(n, bits):
         return counting_sort(words)
-    if bits > POSITION and isinstance(n, int) and 2 * n * n <= _of_passes(n, bits):
-        key = order_key(x)  # a word has half of it
-        ranks = key_ranks(ew.bitwise_not(key) if descending else key)
-        return scatter(full(words.shape, 0, u64), ranks, words, 1, None, "within")
+    if bits > POSITION and 2 * n * n <= _of_passes(n, bits):
+        return _by_keys(x, words, descending)
+    return _by_passes(x, words, descending)
+
+
+def _of_any_length(x: Node, descending: bool) -> Node:
+    """The call's length says how: either all rows are counted, or none of them."""
+    (rows, n), bits = x.shape, x.dtype.bits
+    most = longest_counted(bits)
+    low, high = D.bounds(n)
+    few = (
+        1 if high <= most else 0 if low > most else D.minimum(D.floordiv(most, D.maximum(n, 1)), 1)
+    )
+
+    def counted(part: Node) -> Node:
+        words = sort_words(part, descending)
+        return counting_sort(words) if bits <= POSITION else _by_keys(part, words, descending)
+
+    def passed(part: Node) -> Node:
+        return _by_passes(part, sort_words(part, descending), descending)
+
+    if isinstance(few, int):
+        return counted(x) if few else passed(x)
+    at = rows * few
+    return concat((counted(slice(x, 0, 0, at)), passed(slice(x, 0, at, rows))), 0)
+
+
+def _by_keys(x: Node, words: Node, descending: bool) -> Node:
+    """Words in their order by counting; they have half of an element each."""
+    key = order_key(x)
+    ranks = key_ranks(ew.bitwise_not(key) if descending else key)
+    return scatter(full(words.shape, 0, u64), ranks, words, 1, None, "within")
+
+
+def _by_passes(x: Node, words: Node, descending: bool) -> Node:
+    bits = x.dtype.bits
     words = radix_sort(words, min(bits, 32))
     return radix_sort(sort_words(x, descending, 32, words)) if bits > 32 else words
 
@@ -376,6 +410,12 @@ def _of_passes(n: int, bits: int) -> int:
 def _by_counting(n: int, bits: int) -> bool:
     """Is the rank of each of n words found sooner by comparing it with all others?"""
     return n * n <= _of_passes(n, bits)
+
+
+def longest_counted(bits: int) -> int:
+    """The most elements of so many bits that are sorted by counting."""
+    each = 1 if bits <= POSITION else 2
+    return max(n for n in range(1, 1 << 10) if each * n * n <= _of_passes(n, bits))
 
 
 def _in_order(words: Node, bits: int, below: int) -> Node:

@@ -16,6 +16,7 @@ import torch
 from torch.utils._sympy import functions as F
 from torch.utils._sympy.numbers import int_oo
 
+from tilewright.capture.torch.size_bounds import guarded_ranges
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.types import i64
@@ -35,6 +36,7 @@ class Shapes:
         self._known: set[str] = set()  # symbols read from data that have a source
         self._examples: dict[str, int] = {}  # what symbols were when the program was captured
         self.ranges: Mapping[Any, Any] = {}  # torch's bounds of symbols, instead of the capture's
+        self._guarded: Mapping[Any, Any] | None = None  # the capture's, once they were needed
 
     def dim(self, x: Any) -> Dim:
         """An int or SymInt as a dim."""
@@ -85,7 +87,9 @@ class Shapes:
         if s not in self._symbols:
             bounds = self.ranges.get(s)
             if bounds is None:
-                bounds = env.var_to_range.get(s) if env is not None else None
+                if self._guarded is None:
+                    self._guarded = guarded_ranges(env) if env is not None else {}
+                bounds = self._guarded.get(s)
             lo, hi = limits(bounds)
             self._symbols[s] = lo if hi is not None and lo == hi else D.sym(str(s), lo, hi)
             example = getattr(env, "backed_var_to_val", {}).get(s)

@@ -7,9 +7,13 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
+import torch
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from tilewright.base.discover import import_all
 
@@ -43,6 +47,9 @@ def _instead(
 
 def _redirected(theirs: Callable[..., Any], attribute: str) -> Callable[..., Any]:
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(self, TorchInGraphFunctionVariable):
+            args = [_as_known(x) for x in args]
+            kwargs = {name: _as_known(x) for name, x in kwargs.items()}
         other = _instead(getattr(self, attribute, None), args, kwargs)
         if other is None:
             return theirs(self, tx, args, kwargs)
@@ -53,6 +60,17 @@ def _redirected(theirs: Callable[..., Any], attribute: str) -> Callable[..., Any
             return UserFunctionVariable(other).call_function(tx, args, kwargs)
 
     return call_function
+
+
+def _as_known(x: Any) -> Any:
+    """A comparison of sizes as the constant that it is, where guards decide it. After Python took
+    a branch by it they do, and in `n > 1 and causal` it is a result too: operators take bools."""
+    if not isinstance(x, SymNodeVariable) or not isinstance(x.sym_num, torch.SymBool):
+        return x
+    for known, condition in ((True, x.sym_num), (False, torch.sym_not(x.sym_num))):
+        if statically_known_true(condition):
+            return ConstantVariable.create(known)
+    return x
 
 
 _lock = Lock()

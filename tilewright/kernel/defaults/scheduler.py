@@ -295,7 +295,7 @@ def vector_loop(s: Scheduler, loop: str, lanes: int) -> str | None:
         return None
     e = found[0].extent
     if isinstance(e, int) and e <= lanes:
-        s.attempt(Vectorize(loop))
+        lanes_and_rest(s, loop)  # peeling may have made copies of it that are shorter
         return None
     s.do(Split(loop, lanes))
     if not (isinstance(e, int) and e % lanes == 0):

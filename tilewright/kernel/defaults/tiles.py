@@ -358,11 +358,12 @@ def partial_sums(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[st
     """Sum in blocks: the name of the stage of partial sums, and the loops over blocks."""
     loops = s.reduced(a)
     # The first loop whose body is a chain short enough is split, the ones around it are blocks.
-    at, inner = len(loops), 1
-    size: Dim = 1
-    while at and isinstance(size, int) and inner * size <= chain:
-        at, inner, size = at - 1, inner * size, loops[at - 1].extent
-    if (isinstance(size, int) and inner * size <= chain) or s.group.precision == "strict":
+    at, inner, size = len(loops), 1, 1
+    longest = 1.0
+    while at and inner * longest <= chain:
+        at, inner, size = at - 1, int(inner * longest), loops[at - 1].extent
+        longest = D.bounds(size)[1]
+    if inner * longest <= chain or s.group.precision == "strict":
         return None, ()
     if isinstance(size, int):
         most = max(d for d in range(1, size + 1) if size % d == 0 and d * inner <= chain)
@@ -375,7 +376,8 @@ def partial_sums(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[st
         s.do(Split(loops[at].name, most))
         around.append(f"{loops[at].name}.0")
     name = f"{a}b"
-    s.do(RFactor(a, tuple(around), name))
+    # Each part is placed where it is added up: there are as many as a call has terms for.
+    s.do(RFactor(a, tuple(around), name, exact=not isinstance(size, int)))
     return name, tuple(around)
 
 
