@@ -25,6 +25,7 @@ from tilewright.kernel.defaults.inlining import edges_in_lanes, inline_maps
 from tilewright.kernel.defaults.maps import schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows, short_columns
 from tilewright.kernel.defaults.scheduler import Applied, Scheduler
+from tilewright.kernel.defaults.shared_values import schedule_shared_values
 from tilewright.kernel.defaults.sums_out import with_plain_outputs
 from tilewright.kernel.defaults.tile_kernels import schedule_programs
 from tilewright.kernel.defaults.totals import schedule_totals
@@ -68,7 +69,7 @@ def default_schedule(
         schedule_program(s, inner, outs)
     elif not inner:
         schedule_map(s, outs)
-    elif schedule_totals(s, inner, outs):
+    elif schedule_shared_values(s, inner, outs) or schedule_totals(s, inner, outs):
         pass
     elif (sums := _one_contraction(s, inner)) is not None:
         if not _reuses(s, sums) and short_columns(s, inner, outs):
