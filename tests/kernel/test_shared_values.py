@@ -98,3 +98,37 @@ def test_random_shapes(seed: int) -> None:
     shape = tuple(r.choice((1, 2, 3, 8, 17, 40)) for _ in range(r.randint(1, 4)))
     print(f"seed {seed}: {shape}")
     judged(gradient(shape, turned=r.random() < 0.5), [{}], seed)
+
+
+def product(rows: int | str, columns: int, deep: int, where: str = "") -> Group:
+    """A product, of whose tanh two results are made."""
+    return parse_group(f"""
+group product{where}
+  in a: f32[{rows},{deep}]
+  in b: f32[{deep},{columns}]
+  in g: f32[{rows},{columns}]
+  out y: f32[{rows},{columns}]
+  out z: f32[{rows},{columns}]
+  local s: f32[{rows},{columns}]
+  local t: f32[{rows},{columns}]
+  s[s.i0,s.i1] add= a[s.i0,s.r0] * b[s.r0,s.i1] \
+for s.i0 in {rows}, s.i1 in {columns}, s.r0 in {deep} from 0.0
+  t[t.i0,t.i1] = tanh(s[t.i0,t.i1]) for t.i0 in {rows}, t.i1 in {columns}
+  y[y.i0,y.i1] = g[y.i0,y.i1] * (1.0 - t[y.i0,y.i1] * t[y.i0,y.i1]) \
+for y.i0 in {rows}, y.i1 in {columns}
+  z[z.i0,z.i1] = t[z.i0,z.i1] + 1.0 for z.i0 in {rows}, z.i1 in {columns}
+""")
+
+
+@pytest.mark.parametrize("sizes", [(33, 48, 20), (4, 100, 7), (20, 64, 600)])
+def test_products_whose_results_share_costly_values_have_tiles(sizes: tuple[int, int, int]) -> None:
+    n = judged(product(*sizes), [{}])
+    assert all(any(q.kind == "lane" for q in p) for p in computed(n, "tanh"))
+    assert n.buffer("s").size != n.buffer("y").size
+    sums = [p for x, p in walk(n.body) if isinstance(x, Store) and x.combine == "add"]
+    assert any(q.kind == "tensor" or q.name.startswith("s.i1") for p in sums for q in p)
+
+
+def test_products_of_any_number_of_rows_share_costly_values() -> None:
+    n = judged(product("S", 48, 20, " where S: 1.."), [{"S": 1}, {"S": 37}])
+    assert all(any(q.kind == "lane" for q in p) for p in computed(n, "tanh"))
