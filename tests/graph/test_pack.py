@@ -88,6 +88,11 @@ def test_a_left_operand_that_lies_across_is_stored_once_more() -> None:
     far = arg("q", 48, 256, 256)
     collide = build.matmul(build.permute(far, (0, 2, 1)), arg("v", 48, 256, 64))
     assert maps(collide, target=AVX512)[0] == "a0, a1, a2 -> a0, a1, a2"
+    # Of a long sum, panels of the other operand push these lines out (a vocabulary's gradient):
+    # the second cache has to have them, or they are read from memory for each panel.
+    for rows, copied in ((50257, True), (511, False)):
+        words = build.matmul(build.permute(arg(f"l{rows}", 256, rows), (1, 0)), arg("e", 256, 768))
+        assert ("a0, a1 -> a0, a1" in maps(words, target=AVX512)) == copied
     made = PackOperands.of(AVX512).apply(graph(build.matmul(across, x)), Log())
     f = fuse(made, TARGET, Log())
     check(f)

@@ -108,12 +108,16 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
         )
 
     def _stays(self, n: Node, x: Node, order: tuple[int, ...], summed: list[int]) -> bool:
-        """Do the lines that rows of a tile read across all of the sum stay in the first cache?"""
+        """Do the lines that rows of a tile read across all of the sum stay in the first cache, or
+        in the second one where a panel of the right operand leaves no room in the first?"""
+        size, tile = x.dtype.bytes, register_tile(self.target, n.dtype)
         inner = order[order.index(summed[0]) + 1 :]
-        stride = prod(guess(x.shape[k]) for k in inner) * x.dtype.bytes
-        tall = register_tile(self.target, n.dtype).rows * x.dtype.bytes
+        stride = prod(guess(x.shape[k]) for k in inner) * size
         deep = guess(x.shape[summed[0]])
-        return len(summed) == 1 and not reads_apart(self.target, deep, stride, tall)
+        panel = deep * tile.columns * size
+        near = 2 * panel <= self.target.l1 or deep * stride <= self.target.l2
+        apart = reads_apart(self.target, deep, stride, tile.rows * size)
+        return len(summed) == 1 and near and not apart
 
     def _row_panels(self, n: Node, c: Contraction, constant: bool) -> Map | None:
         """The map of a left operand that lies across into panels of as many rows as tiles have,

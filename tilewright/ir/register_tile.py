@@ -95,10 +95,13 @@ def dividing_rows(rows: int, most: int, of: Dim) -> int:
 def window_rows(target: Target, vectors: int, pixels: Dim) -> int:
     """Rows of a tile of so many vectors whose pixels share what they read (a depthwise
     convolution): those that pixels of a line fill best, then the most. Four registers per vector
-    are for what a window reads."""
-    most = max(1, min(8, (target.vector_registers - 4 * vectors) // vectors))
+    are for what a window reads. Taps of a window, of which there are few, are all in one tile."""
+    room = max(1, (target.vector_registers - 4 * vectors) // vectors)
+    most = min(8, room)
     if not isinstance(pixels, int):
         return most
+    if pixels <= room:
+        return pixels
     return min(range(most, most // 2, -1), key=lambda r: -(-pixels // r) * r)
 
 

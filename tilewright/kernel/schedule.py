@@ -25,12 +25,14 @@ from tilewright.kernel.defaults.inlining import edges_in_lanes, inline_maps
 from tilewright.kernel.defaults.maps import schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows, short_columns
 from tilewright.kernel.defaults.scheduler import Applied, Scheduler
+from tilewright.kernel.defaults.shared_values import element_by_element, schedule_shared_values
 from tilewright.kernel.defaults.sums_out import with_plain_outputs
 from tilewright.kernel.defaults.tile_kernels import schedule_programs
 from tilewright.kernel.defaults.totals import schedule_totals
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Nest, Work
 from tilewright.kernel.step import Trace
+from tilewright.kernel.steps.compute_inline import ComputeInline
 
 RULES = Choices()
 
@@ -68,12 +70,13 @@ def default_schedule(
         schedule_program(s, inner, outs)
     elif not inner:
         schedule_map(s, outs)
-    elif schedule_totals(s, inner, outs):
+    elif schedule_shared_values(s, inner, outs) or schedule_totals(s, inner, outs):
         pass
     elif (sums := _one_contraction(s, inner)) is not None:
+        at = inner.index(sums)
         if not _reuses(s, sums) and short_columns(s, inner, outs):
             pass
-        elif not _tiled(s, sums, outs, [x for x in inner if x is not sums]):
+        elif not _tiled(s, sums, outs, inner[:at], inner[at + 1 :]):
             s = Scheduler(group, target, choices, applied=applied)
             stages = inline_maps(s)
             schedule_rows(s, [x for x in stages if x not in outs], outs)
@@ -94,10 +97,14 @@ def _chained(group: Group, target: Target, choices: Choices, applied: Applied) -
 
 
 def _one_contraction(s: Scheduler, inner: list[Stage]) -> Stage | None:
-    """The only stage, or the only one besides images with their edges."""
-    *images, sums = inner
+    """The only stage, or the only one besides images with their edges before it and maps of its
+    elements after it."""
+    at = next((k for k, x in enumerate(inner) if is_contraction(s, x)), None)
+    if at is None:
+        return None
+    images, after = inner[:at], inner[at + 1 :]
     padded = all(edges_in_lanes(s.store(x.name).value, s.path(x.name)) for x in images)
-    return sums if padded and is_contraction(s, sums) else None
+    return inner[at] if padded and all(x.is_map for x in after) else None
 
 
 def _reuses(s: Scheduler, sums: Stage) -> bool:
@@ -107,8 +114,16 @@ def _reuses(s: Scheduler, sums: Stage) -> bool:
     return any(along - set().union(*map(D.symbols, x.index)) for x in operands)
 
 
-def _tiled(s: Scheduler, acc: Stage, outs: list[Stage], images: list[Stage]) -> bool:
+def _tiled(
+    s: Scheduler, acc: Stage, outs: list[Stage], images: list[Stage], shared: list[Stage]
+) -> bool:
+    """`shared` are costly values that several results are made of. In the loops of a tile these
+    have the sums in registers, and equal functions of them are one: they are not stored."""
+    if shared and not element_by_element(s, [acc, *shared], outs):
+        return False
     try:
+        for x in shared:
+            s.do(ComputeInline(x.name))
         return schedule_contraction(s, acc, outs, images)
     except Refused:  # a shape the tile does not fit; the caller starts again
         return False

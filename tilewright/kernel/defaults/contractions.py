@@ -181,7 +181,6 @@ def schedule_contraction(
         # No panel serves all rows (a depthwise convolution): whole pixels are read and stored.
         t.choices = replace(s.choices, outer=s.choices.outer or "rows")
         t.window, t.vectors = True, min(t.vectors, s.choices.vectors or 2)
-        t.rows = s.choices.rows or window_rows(s.target, t.vectors, extent(acc.axes[row]))
     if t.plain and not t.group and not isinstance(extent(acc.axes[col]), int):
         # What is left of columns of any number is part of one vector: its sums are registers too.
         t.vectors = s.choices.vectors or 1
@@ -214,7 +213,12 @@ def schedule_contraction(
         t.col, t.row = (col - 1 if col > row else col), row - 1
     if copy is not None:
         t.copy, t.rows = copy, tall
-    elif s.choices.rows is None and not t.window and joined is None:
+    elif t.window:
+        pixels = s.loops(names[t.row])[0].extent
+        t.rows = s.choices.rows or window_rows(s.target, t.vectors, pixels)
+        if isinstance(pixels, int) and pixels <= t.rows:
+            t.choices = s.choices  # all rows are one tile: threads share the columns
+    elif s.choices.rows is None and joined is None:
         t.rows = dividing_rows(t.rows, t.most, s.loops(names[t.row])[0].extent)
     # Panels that do not stay in the cache together are read once, not for each row of the image.
     if image and large and len(names) == len(acc.axes):

@@ -44,7 +44,7 @@ def collapse(s: Scheduler, stages: list[str]) -> None:
     of = {st: parts.get(st, s) for st in stages}
     fused = 0
     for k in range(len(s.path(stages[0])) - 2, -1, -1):
-        if all(_can_fuse_at(of[st], st, k) for st in stages):
+        if all(can_fuse_at(of[st], st, k) for st in stages):
             for st in stages:
                 path = of[st].path(st)
                 of[st].do(Fuse(path[k].name, path[k + 1].name, f"{st}.f{fused}"))
@@ -52,7 +52,7 @@ def collapse(s: Scheduler, stages: list[str]) -> None:
     s.join(parts)
 
 
-def _can_fuse_at(s: Scheduler, stage: str, k: int) -> bool:
+def can_fuse_at(s: Scheduler, stage: str, k: int) -> bool:
     path = s.path(stage)
     return len(path) > k + 1 and can_fuse(s, s.store(stage), path[k].var, path[k + 1].var)
 

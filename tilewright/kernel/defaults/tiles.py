@@ -258,9 +258,11 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
         stems.remove(own)
         red = []
     elif t.window and (near := [x for x in red if s.loops(x)[0].extent != 1][-1:]):
-        # One row after the other: what it shares with the next is still in a register.
+        # One row after the other: what it shares with the next is still in a register. Of a long
+        # line, such as pixels that a gradient sums, all rows take one number after the other.
         far = [x for x in red if x not in near]
-        reorder(s, (*far, own[0], *near, own[1]))
+        short = isinstance(e := s.loops(near[0])[0].extent, int) and e <= WINDOW
+        reorder(s, (*far, own[0], *near, own[1]) if short else (*far, *near, *own))
         for x in far:
             s.attempt(Trim(x))  # lines outside an image add nothing
     else:
