@@ -63,6 +63,15 @@ def test_flattened_batches_keep_their_axes() -> None:
     assert "chain" in kinds(fused(build.reshape(out, (2, 4, 64, 16))))
 
 
+def test_windows_of_flattened_batches_are_not_copied() -> None:
+    """Each of 32 rows sees 8 keys before it: a row of its own, whose axis came with the batches."""
+    q, k = arg("q", 1, 4, 32, 16), arg("k", 1, 4, 39, 16)
+    windows = build.as_strided(k, (1, 4, 32, 16, 8), (2496, 624, 16, 1, 16), 0)
+    q, windows = build.reshape(q, (128, 1, 16)), build.reshape(windows, (128, 16, 8))
+    f = fused(build.reshape(build.matmul(q, windows), (1, 4, 32, 8)))
+    assert kinds(f) == ["contract"]
+
+
 def test_a_whole_block_has_one() -> None:
     assert kinds(fused(attention_block(arg("x", 2, 64, 64), 4))).count("chain") == 1
 

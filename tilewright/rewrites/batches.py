@@ -9,10 +9,13 @@ product: register tiles are filled whatever the sizes are, and the matrix is pac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright import ops
 from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
-from tilewright.ir.pattern import Guard, Match, Rule, Var, make, op
+from tilewright.ir.pattern import Guard, Match, Rule, Var, guard, make, op
 from tilewright.ir.positions import product
 from tilewright.ops.shapes import broadcast_shapes
 from tilewright.rewrites.subject import Maker
@@ -20,28 +23,51 @@ from tilewright.rewrites.subject import Maker
 x, y = Var("x"), Var("y")
 
 
+def _batch(shape: Sequence[Dim], last: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """The axes before the last ones; None where the shape ends otherwise."""
+    count = len(shape) - len(last)
+    same = count > 1 and all(map(D.known_eq, shape[count:], last))
+    return tuple(shape[:count]) if same else None
+
+
+def _of_several(shape: Sequence[Dim]) -> list[Dim]:
+    return [d for d in shape if d != 1]
+
+
+def _both_batches(m: Match) -> tuple[Dim, ...] | None:
+    """The axes that are flattened into one in both operands, up to those of one element; None where
+    these differ, or any other changes."""
+    (_, i, j), k = m.root.shape, m.root.inputs[0].shape[2]
+    ends = (m.x.shape, (i, k)), (m.y.shape, (k, j))
+    for of in (tuple, _of_several):
+        a, b = (_batch(of(shape), of(last)) for shape, last in ends)
+        if a is not None and b is not None and len(a) == len(b) and all(map(D.known_eq, a, b)):
+            return a
+    return None
+
+
+@guard("only batch axes are flattened")
 def _only_batches(m: Match) -> bool:
-    """Are the axes of both operands but the last two flattened into one, and the same?"""
-    a, b = m.x.shape, m.y.shape
-    return (
-        m.root.rank == 3
-        and len(a) == len(b) > 3
-        and all(map(D.known_eq, a[:-2], b[:-2]))
-        and D.known_eq(product(a[:-2]), m.root.shape[0])
-        and all(map(D.known_eq, (*a[-2:-1], *b[-1:]), m.root.shape[1:]))
-        and D.known_eq(a[-1], b[-2])
-    )
+    return m.root.rank == 3 and _both_batches(m) is not None
 
 
 def _with_axes(m: Match) -> Node:
-    return ops.reshape(ops.matmul(m.x, m.y), m.root.shape)
+    batch = _both_batches(m)
+    assert batch is not None
+    (_, i, j), k = m.root.shape, m.root.inputs[0].shape[2]
+    x, y = ops.reshape(m.x, (*batch, i, k)), ops.reshape(m.y, (*batch, k, j))
+    return ops.reshape(ops.matmul(x, y), m.root.shape)
 
 
 def _flattened(m: Maker) -> Node:
-    batch = m.shape(m.whole(2, 3))
+    batch = tuple(m.dim(lo=2) for _ in range(m.whole(2, 3)))
     i, j, k = m.dim(), m.dim(), m.dim()
     flat = product(batch)
-    a = make("reshape", m.tensor("x", (*batch, i, k)), shape=(flat, i, k))
+    rows: tuple[Dim, ...] = (i,)
+    if m.coin():  # a row of each, without an axis of its own
+        i, rows = 1, ()
+    first = m.rng.choice([(), (1,)])
+    a = make("reshape", m.tensor("x", (*first, *batch, *rows, k)), shape=(flat, i, k))
     b = make("reshape", m.tensor("y", (*batch, k, j)), shape=(flat, k, j))
     return make("matmul", a, b)
 
@@ -93,7 +119,7 @@ RULES = (
         "matmul-of-batches",
         op.matmul(op.reshape(x), op.reshape(y)),
         _with_axes,
-        Guard("only batch axes are flattened", _only_batches),
+        _only_batches,
         subject=_flattened,
     ),
 )
