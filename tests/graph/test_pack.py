@@ -150,6 +150,26 @@ def test_symbolic_rows() -> None:
     assert len(maps(y)) == 1
 
 
+@pytest.mark.parametrize(
+    ("target", "least", "most", "width"),
+    [
+        (AVX512, 1, None, 32),  # 64, the usual number: two panels without a rest
+        (AVX512, 1, 20, 32),
+        (AVX512, 1, 10, 16),
+        (AVX512, 2000, None, 48),  # always many
+        (AVX2, 1, None, 16),
+        (NEON, 1, None, 8),
+    ],
+)
+def test_panels_of_an_unknown_number_of_columns(
+    target: Target, least: int, most: int | None, width: int
+) -> None:
+    n = D.sym("n", least, most)
+    y = build.matmul(arg("a", 8, n, 64), arg("b", 8, 64, n))
+    (found,) = maps(y, target=target)
+    assert f"//{width}" in found and f"%{width}" in found
+
+
 def test_packing_twice_changes_nothing() -> None:
     y = build.matmul(arg("x", 64, 96), weight("w", 96, 192))
     once = PackOperands.of(NEON).apply(graph(y), Log())

@@ -297,9 +297,10 @@ def is_constant(n: Node, constant: set[Node]) -> bool:
 
 
 def _width(extent: Dim, columns: int, lanes: int) -> int | None:
-    """Columns of a tile for an axis; one vector fewer where that pads less; None if too narrow."""
+    """Columns of a tile for an axis; one vector fewer where that pads less; None if too narrow. Of
+    an unknown number there are as many as usual: what is filled up costs more than narrow tiles."""
     if not isinstance(extent, int):
-        return columns
+        return _width(max(lanes, 2, guess(extent)), columns, lanes)
     if extent < lanes or extent < 2:
         return None
     if extent <= columns:

@@ -331,6 +331,9 @@ def _trim_sums(s: Scheduler, t: Placed) -> None:
     if _positions(s) and (len(order) < 2 or s.attempt(Reorder(order))):
         for name in red:
             s.attempt(Trim(name))
+        # Parts of it that nothing is left of: scores that only these read are not computed.
+        for q in s.reduced(t.tile.acc) if t.blocks is not None else ():
+            s.attempt(Trim(q.name))
 
 
 def _positions(s: Scheduler) -> bool:

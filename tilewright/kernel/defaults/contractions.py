@@ -101,6 +101,10 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
         fits = min(width, -(-wide // lanes) * lanes) if isinstance(wide, int) else width
         tile = register_tile(s.target, dtype, fits)
     rows = tile.adjacent if adjacent and not group else tile.rows
+    if not isinstance(wide, int) and not isinstance(extent(acc.axes[row]), int):
+        # Panels are narrow since columns may be few: more rows would hide no more latency, and each
+        # number of them that is left over is code of its own.
+        rows = min(rows, register_tile(s.target, dtype).rows)
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
     vectors = max(1, width // lanes)
