@@ -232,6 +232,7 @@ class Evaluator:
         self.numbers: dict[int, int] = {}  # their positions in that list, by identity
         self.sides: dict[_Masked, tuple[int, int]] = {}  # of a select: the masks of its two values
         self.memo: dict[_Masked, Any] = {}
+        self.places: dict[int, dict[D.Int, Any]] = {}  # indices under each mask
         self.whole = False  # do loads give what is in memory, as the parameters of a combiner do?
 
     # ---- arithmetic, which subclasses may replace
@@ -280,7 +281,13 @@ class Evaluator:
         return self.memo[root]
 
     def dim(self, x: Dim) -> Any:
-        return D.evaluate(x, self.env, lambda v: np.asarray(self(v)).astype(np.int64))
+        if type(x) is int:
+            return x
+        places = self.places.setdefault(self._number(self.mask), {})
+        return D.evaluate(x, self.env, self._as_places, places)
+
+    def _as_places(self, v: Value) -> np.ndarray:
+        return np.asarray(self(v)).astype(np.int64)
 
     def _number(self, mask: Any) -> int:
         k = self.numbers.setdefault(id(mask), len(self.masks))

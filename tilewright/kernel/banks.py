@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -71,8 +72,17 @@ class Conflict:
 def request(first: np.ndarray, size: int, lanes: np.ndarray | None = None) -> Turns:
     """The turns of a warp whose threads touch so many bytes each, from these on. Which threads come
     at a time is fixed by their `lanes` (by default the first ones), also where some do nothing."""
+    low = int(first.min(initial=0)) // (BANKS * WORD) * (BANKS * WORD)
+    lanes = np.arange(len(first)) if lanes is None else lanes
+    return _turns((first - low).astype(np.int64).tobytes(), lanes.astype(np.int64).tobytes(), size)
+
+
+@lru_cache(1 << 12)
+def _turns(places: bytes, threads: bytes, size: int) -> Turns:
+    """The same of places from a first bank on: loops make the same requests again and again."""
+    first, lanes = (np.frombuffer(x, np.int64) for x in (places, threads))
     together = LANES if size <= WORD else LANES * WORD // size
-    at = (np.arange(len(first)) if lanes is None else lanes) // together
+    at = lanes // together
     taken = least = 0
     for k in np.unique(at):
         part = first[at == k]

@@ -27,6 +27,7 @@ from tilewright.ir.expr import Load, Value
 from tilewright.ir.interpret import COMBINE, Evaluator
 from tilewright.ir.scalar import atomic_extreme
 from tilewright.ir.types import DType, as_dtype, to_memory
+from tilewright.kernel.cells import MANY, beyond, flat_cells, outside
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.lockstep import Lockstep, lockstep
 from tilewright.kernel.nest import (
@@ -132,7 +133,9 @@ class Machine:
         self.memory: dict[str, np.ndarray] = {}
         self.regions: dict[str, Region | Everything] = {}
         self.race: _Race | None = None
-        self.together: dict[int, tuple[Loop, Lockstep | None]] = {}  # by the loop's identity
+        # By the loop's identity: loops inside others come again and again.
+        self.chains: dict[int, tuple[Loop, tuple[list[Loop], Store] | None]] = {}
+        self.together: dict[int, tuple[Loop, Lockstep | None]] = {}
         self.points = 0  # that run together
         self.apart: set[str] = set()  # memory that each of them has for itself
         self.reports: list[tuple[int, list[Any]]] = []
@@ -283,16 +286,12 @@ class Machine:
                 raise RunError(f"{stage}: {what} writes outside what {name} points to{where}")
             return cells
         for k, (x, size) in enumerate(zip(index, a.shape, strict=True)):
-            bad = outside(x, size)
-            if np.count_nonzero(bad):
-                bad = np.broadcast_to(bad, (n,))
+            if beyond(x, size):
+                bad = np.broadcast_to(outside(x, size), (n,))
                 what, where = _cell_text(name, at), _places(ev.points, bad)
                 raise RunError(f"{stage}: {what} writes outside axis {k - own} of {size}{where}")
-        cells, step = np.zeros(n, np.int64), 1
-        for x, size in zip(reversed(index), reversed(a.shape), strict=True):
-            cells += x * step
-            step *= size
-        return cells
+        cells = flat_cells(index, a.shape)
+        return cells if cells.shape == (n,) else np.array(np.broadcast_to(cells, (n,)))
 
     def loop(self, s: Loop, env: Env) -> None:
         if s.name in env:
@@ -334,23 +333,33 @@ class Machine:
         """All points of a chain of loops around one store that does not read what it writes."""
         if any(isinstance(x, np.ndarray) for x in env.values()):
             return False
-        chain: list[Loop] = []
-        x: Stmt = s
-        while isinstance(x, Loop):
-            chain.append(x)
-            if len(x.body) != 1 or (x is not s and x.kind == "parallel"):
-                return False
-            x = x.body[0]
-        if not isinstance(x, Store) or any(self._meet(x.buffer, r) for r in store_loads(x)):
+        if id(s) not in self.chains:
+            self.chains[id(s)] = s, self._chain(s)
+        found = self.chains[id(s)][1]
+        if found is None:
             return False
-        if any(D.data_values(q.extent) or LANES in dict(q.pragmas) for q in chain):
-            return False
+        chain, x = found
         points = self._all_points(chain, env)
         if points is None:
             return False
         if len(points[s.name]):
             self.store(x, {**env, **points})
         return True
+
+    def _chain(self, s: Loop) -> tuple[list[Loop], Store] | None:
+        """Such loops, with the store."""
+        chain: list[Loop] = []
+        x: Stmt = s
+        while isinstance(x, Loop):
+            chain.append(x)
+            if len(x.body) != 1 or (x is not s and x.kind == "parallel"):
+                return None
+            x = x.body[0]
+        if not isinstance(x, Store) or any(self._meet(x.buffer, r) for r in store_loads(x)):
+            return None
+        if any(D.data_values(q.extent) or LANES in dict(q.pragmas) for q in chain):
+            return None
+        return chain, x
 
     def _in_step(self, s: Loop, env: Env) -> bool:
         """All iterations of loops that may run together, store by store."""
@@ -436,11 +445,6 @@ def _box(extents: tuple[int, ...]) -> list[np.ndarray]:
     return axes
 
 
-def outside(x: np.ndarray, size: int) -> np.ndarray:
-    """Which places are not in an axis: below zero is far above without a sign."""
-    return x.view(np.uint64) >= size
-
-
 def _cell_text(name: str, index: tuple[Dim, ...]) -> str:
     return f"{name}[{','.join(map(str, index))}]"
 
@@ -518,9 +522,8 @@ class _Reader(Evaluator):
                 index.append(x)
                 continue
             x = np.asarray(x)
-            bad = outside(x, n)
-            if np.count_nonzero(bad):  # `any` goes through Python once more
-                bad = bad & self.mask
+            if beyond(x, n):
+                bad = outside(x, n) & self.mask
                 if np.any(bad):
                     where = _places(self.points, np.asarray(bad))
                     raise RunError(f"{self.stage}: {v!r} reads outside axis {k} of {n}{where}")
@@ -529,14 +532,14 @@ class _Reader(Evaluator):
         if a.size == 0:
             return np.zeros(np.broadcast_shapes(*map(np.shape, index)), a.dtype)
         race = self.machine.race
-        if race is not None and name in race.shared:
-            cells = (
-                np.ravel_multi_index(tuple(np.broadcast_arrays(*index)), a.shape)
-                if index
-                else np.int64(0)
-            )
+        watched = race is not None and name in race.shared
+        many = len(index) > 1 and any(type(x) is not int and x.size >= MANY for x in index)
+        if not watched and not many:
+            return np.asarray(a[tuple(index)] if index else a)
+        cells = flat_cells(index, a.shape)
+        if race is not None and watched:
             race.read(name, v, cells, self.points, self.mask)
-        return np.asarray(a[tuple(index)] if index else a)
+        return np.asarray(a.reshape(-1)[cells])
 
 
 class _Race:

@@ -25,10 +25,11 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.types import as_dtype
 from tilewright.kernel.atomic import in_one
 from tilewright.kernel.banks import Turns, given_rows, turns
+from tilewright.kernel.cells import beyond, outside, repeated
 from tilewright.kernel.copies import Copies, Copy, Products, present
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.fragments import LANE, LANES
-from tilewright.kernel.interpret import Env, Machine, RunError, _combine, execute, outside
+from tilewright.kernel.interpret import Env, Machine, RunError, _combine, execute
 from tilewright.kernel.intrinsic import INTRINSICS, Match, Operand, warp_match
 from tilewright.kernel.nest import (
     BRANCHES,
@@ -464,7 +465,7 @@ class _Block:
         if self.grid.nest.buffer(s.buffer).scope != "shared":
             raise RunError(f"{s.stage}: {what} is copied to asynchronously and is not shared")
         none = np.zeros(len(cells), np.bool_)
-        again = np.setdiff1d(np.arange(len(cells)), np.unique(cells, return_index=True)[1])
+        again = repeated(cells, self.memory[s.buffer].size)
         for k in again[:1]:
             self._busy(s.stage, what, int(who[k]), int(cells[k]), int(who[cells == cells[k]][0]))
         self.touch(s.stage, s.buffer, what, cells, who, none)
@@ -503,9 +504,8 @@ class _Block:
             raise RunError(f"{what} with {len(index)} indices, {name} has {len(shape)} axes")
         out = np.zeros(len(who), np.int64)
         for k, (x, size) in enumerate(zip(index, shape, strict=True)):
-            odd = outside(x, size)
-            if np.count_nonzero(odd):
-                bad = np.flatnonzero(odd & mask)
+            if beyond(x, size):
+                bad = np.flatnonzero(outside(x, size) & mask)
                 if bad.size:
                     at = f"index {int(x[bad[0]])} in {self.thread(who[bad[0]])}"
                     raise RunError(f"{what} outside axis {k} of {size}: {at}")

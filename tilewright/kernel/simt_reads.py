@@ -55,8 +55,9 @@ class Block(Protocol):
 
 def spread(x: Any, shape: tuple[int, ...]) -> np.ndarray:
     """One for each point. Most are so already, which numpy is slow to see."""
-    same = isinstance(x, np.ndarray) and x.shape == shape
-    return x if same else np.broadcast_to(x, shape)
+    if not isinstance(x, np.ndarray):
+        return np.full(shape, x)
+    return x if x.shape == shape else np.broadcast_to(x, shape)
 
 
 class Reader(Evaluator):
