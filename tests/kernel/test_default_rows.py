@@ -280,6 +280,40 @@ def test_threads_share_a_long_reduction_of_few_rows(length: int, most: bool) -> 
     judged(group, nest)
 
 
+@pytest.mark.parametrize("length", [20_480, 20_483])
+def test_two_threads_share_the_sums_of_one_vector_of_columns(length: int) -> None:
+    """As of 16 channels of an image: otherwise one thread would have all of the work."""
+    group = short(1, length, 16)
+    for cores in (1, 2):
+        _, nest = default_schedule(group, replace(get("x86-64-v4"), cores=cores))
+        shared = [x for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "parallel"]
+        pieces = max((x.extent for x in shared if isinstance(x.extent, int)), default=1)
+        assert (pieces > 1) == (cores > 1)
+        judged(group, nest)
+
+
+# The gradient of words: most of a result is what it is before anything is added.
+UPDATED = """
+group updated
+  in a: f32[40,24]
+  in b: i64[40]
+  out y: f32[{words},24]
+  y[${{max(min(b[y.i0], 9), 0)}},y.i1] add= a[y.i0,y.i1] for y.i0 in 40, y.i1 in 24 \
+in order from 0.0
+"""
+
+
+@pytest.mark.parametrize("words", [10, 4000])
+def test_threads_share_the_first_values_of_what_data_updates(words: int) -> None:
+    group = parse_group(UPDATED.format(words=words))
+    _, nest = default_schedule(group, default())
+    first = [p for s, p in stores(nest) if s.combine is None]
+    assert all(p[0].kind == "parallel" and p[-1].kind == "lane" for p in first)
+    updates = [p for s, p in stores(nest) if s.combine is not None]
+    assert all(q.kind != "parallel" for p in updates for q in p)
+    judged(group, nest)
+
+
 def test_each_of_many_sums_is_scheduled_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the time of each step would grow with their number."""
     seen: list[int] = []

@@ -14,8 +14,9 @@ from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Path, Store, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.text import parse_group
-from tilewright.targets import get
+from tilewright.targets import default, get
 
 # The gradient of a convolution's weights, of images with channels last and first.
 WEIGHTS = """
@@ -190,3 +191,51 @@ group k where n: 2..512, m: 1..64
         _, nest = default_schedule(group, get(name))
         assert len({s.stage for s, _ in walk(nest.body) if isinstance(s, Store)}) <= 3
     Judge(group, [{"n": 300, "m": 2}]).nest(nest)
+
+
+def words(rows: int, deep: int, columns: int) -> Group:
+    """A product with an operand in panels, as of the gradient of all words of a vocabulary."""
+    panels = -(-columns // 48)
+    return parse_group(f"""
+group words
+  in x: f32[{rows},{deep}]
+  in w: f32[{panels},{deep},48] laid out by a0, a1 -> a1//48, a0, a1%48
+  out y: f32[{rows},{columns}]
+  local t: f32[{rows},{columns}]
+  t[t.i0,t.i1] add= x[t.i0,t.r0] * w[(t.i1//48),t.r0,(t.i1%48)] \
+for t.i0 in {rows}, t.i1 in {columns}, t.r0 in {deep} from 0.0
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in {rows}, y.i1 in {columns}
+""")
+
+
+def lengths(g: Group) -> list[int]:
+    """Terms that tiles of a product add up in registers, of each copy of its code."""
+    nest = default_schedule(g, get("x86-64-v4"))[1]
+    found = [p for s, p in walk(nest.body) if isinstance(s, Store) and s.stage == "tb"]
+    inmost = [[q for q in p if ".r0" in q.name and q.kind == "tensor"] for p in found]
+    return sorted({int(D.bounds(p[0].extent)[1]) for p in inmost if p})
+
+
+@pytest.mark.parametrize(
+    ("deep", "parts"),
+    [(1733 * 29, [81, 512]), (10007, [279, 512]), (1536, [512]), (1576, [394])],
+)
+def test_sums_of_any_length_have_long_parts(deep: int, parts: list[int]) -> None:
+    assert lengths(words(256, deep, 768)) == parts
+
+
+@pytest.mark.parametrize("sizes", [(16, 1033, 48), (9, 1033, 96), (33, 521, 40)])
+def test_a_last_part_that_is_shorter(sizes: tuple[int, int, int]) -> None:
+    g = words(*sizes)
+    judge = Judge(g, [{}])
+    judge.exact = False
+    nest = default_schedule(g, get("x86-64-v4"))[1]
+    judge.nest(nest)
+    judge.native(default_schedule(g, default())[1])
+
+
+def test_the_next_panel_of_a_part_is_fetched_ahead() -> None:
+    """Not the first panels of the next rows: these would push out what is there."""
+    trace, _ = default_schedule(words(256, 3072, 768), replace(get("x86-64-v4"), cores=2))
+    ahead = [x for x in trace if isinstance(x, Prefetch) and x.buffer == "w"]
+    assert [x.loop for x in ahead] == ["t.i1.0"]

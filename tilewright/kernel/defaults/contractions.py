@@ -332,7 +332,9 @@ def _prefetch(s: Scheduler, p: Placed, top: str, ops: tuple[Load, Load]) -> None
         b = s.nest.buffer(str(x.source))
         large = D.bounds(b.size)[0] * b.dtype.bytes > s.target.l2
         if columns in x.symbols() and b.scope == "in" and large:
-            s.prefetch(b.name, top, around[-1], level)
+            # Where all columns pass by a part of the sum, the next panel of that part.
+            ahead = f"{t.acc}.{t.axes[t.col]}.0" if p.wide else top
+            s.prefetch(b.name, ahead, around[-1], level)
     own = {str(x.source) for x in ops}
     for b in s.nest.buffers:
         large = D.bounds(b.size)[0] * b.dtype.bytes > s.target.l2

@@ -282,10 +282,11 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
         if scanned:
             _write_out(s, st)
             _whole_rows(s, st)
-        init = s.loops(f"{st.name}.init.i0")
-        if init:
-            last = f"{st.name}.init.i{len(s.nest.buffer(st.name).shape) - 1}"
-            vector_loop(s, last, 16)
+        shape = s.nest.buffer(st.name).shape
+        if s.loops(first := f"{st.name}.init.i0"):
+            vector_loop(s, f"{st.name}.init.i{len(shape) - 1}", 16)
+            if len(shape) > 1 and not any(q.kind == "parallel" for q in s.loops(first)):
+                s.parallel(first, prod(map(guess, shape[1:])) // 2)
 
 
 def _shared_inside(s: Scheduler, st: Stage, work: int) -> None:

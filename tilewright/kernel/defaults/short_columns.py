@@ -88,16 +88,18 @@ def _phases(s: Scheduler, stage: str, red: list[str], last: str) -> int:
             break  # fewer partial results that wait for each other, rather than none
         phases *= 2
     lanes = lanes_for(s, stage)
-    if (4 <= width <= lanes or width % lanes == 0) and not _idle_threads(s, stage):
+    if (4 <= width <= lanes or width % lanes == 0) and not _idle_threads(s, stage, width // lanes):
         return 1  # lanes over columns alone are whole
     fits = width * phases < min(one * s.target.vector_registers, MOST)
     return phases if fits else 1
 
 
-def _idle_threads(s: Scheduler, stage: str) -> bool:
-    """Would most threads have no row? One core may already be as fast as memory is."""
+def _idle_threads(s: Scheduler, stage: str, vectors: int) -> bool:
+    """Would most threads have no row? Of several vectors of columns, a few threads have some each,
+    and one core may already be as fast as memory is; a single one leaves all but one idle."""
     rows = [p.extent for p in s.axes(stage)[0][:-1]]
-    return 4 * prod(e if isinstance(e, int) else 1 << 24 for e in rows) <= s.target.cores
+    many = prod(e if isinstance(e, int) else 1 << 24 for e in rows)
+    return 4 * many <= s.target.cores or many * max(1, vectors) == 1 < s.target.cores
 
 
 @dataclass

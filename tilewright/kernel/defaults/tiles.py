@@ -102,7 +102,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     blocks: str | None = None
     around: tuple[str, ...] = ()
     if not t.group:
-        blocks, around = partial_sums(s, a, chain)
+        blocks, around = partial_sums(s, a, chain, uneven=True)
     rest = [x for x in t.names if x not in (m, n)] if t.around else []
     if t.copy is not None and t.copy[1]:
         s.do(Split(m, t.copy[1]))
@@ -244,6 +244,9 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
         col = axis_of(s, stage, column)
         if col is not None and col != last:
             s.do(Permute(stage, (*(k for k in range(last + 1) if k != col), col)))
+    for q in s.reduced(a) if p.blocks is not None else ():
+        if isinstance(q.extent, int):
+            s.attempt(Peel(q.name))  # a last part of a sum that is shorter than the others
     red = [q.name for q in s.reduced(inmost)]
     for x in p.tiles:
         if p.padded and x == f"{n}.0":
@@ -356,8 +359,11 @@ def _narrow_chain(s: Scheduler, a: str) -> int:
     return CHAIN if terms == D.INF else min(SHORT_CHAIN, max(NARROW, isqrt(int(terms))))
 
 
-def partial_sums(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[str, ...]]:
-    """Sum in blocks: the name of the stage of partial sums, and the loops over blocks."""
+def partial_sums(
+    s: Scheduler, a: str, chain: int, uneven: bool = False
+) -> tuple[str | None, tuple[str, ...]]:
+    """Sum in blocks: the name of the stage of partial sums, and the loops over blocks. Where a size
+    has no divisors that make them long enough, the last block of an `uneven` sum is shorter."""
     loops = s.reduced(a)
     # The first loop whose body is a chain short enough is split, the ones around it are blocks.
     at, inner, size = len(loops), 1, 1
@@ -367,10 +373,11 @@ def partial_sums(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[st
         longest = D.bounds(size)[1]
     if inner * longest <= chain or s.group.precision == "strict":
         return None, ()
+    most = chain // inner  # the last part is as long as is left
     if isinstance(size, int):
-        most = max(d for d in range(1, size + 1) if size % d == 0 and d * inner <= chain)
-    else:  # the last part is as long as is left
-        most = chain // inner
+        even = max(d for d in range(1, size + 1) if size % d == 0 and d * inner <= chain)
+        if not uneven or 2 * even * inner >= min(chain, 2 * NARROW):
+            most = even
     if most * inner < SHORTEST:
         return None, ()
     around = [p.name for p in loops[:at]]
