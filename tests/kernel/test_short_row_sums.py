@@ -91,6 +91,12 @@ def test_costly_numbers_of_rows_are_lanes(rows: int) -> None:
     assert all(D.bounds(b.shape[0])[1] <= 16 for b in nest.buffers if b.scope == "local")
 
 
+def test_costly_numbers_take_as_many_lanes_as_suit_the_target() -> None:
+    """Two vectors, of which each needs half of the registers; what is left is one under a mask."""
+    _, nest = default_schedule(group(*log_sum(arg("x", 525, 8, dtype=f64))), get("x86-64-v3"))
+    assert lanes(nest, "log") == {8}
+
+
 def test_rows_of_two_axes() -> None:
     _, nest = default_schedule(group(*log_sum(arg("x", 40, 100, 16))), VECTORS)
     assert lanes(nest, "log") == {16, 4}

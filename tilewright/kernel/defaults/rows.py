@@ -1,4 +1,5 @@
-"""Rows and columns: all of one row in one iteration; reductions as partial results over lanes."""
+"""Rows and columns: all of one row in one iteration, or of a block of short rows; reductions as
+partial results over lanes."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def _together(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str, de
     return at
 
 
-# Rows of a block: as many as lanes run along at a time.
+# Rows of a block: whole vectors of numbers on every target.
 BLOCK = 16
 
 
@@ -159,13 +160,13 @@ def _in_blocks(s: Scheduler, inner: list[Stage], outs: list[Stage], prefix: int)
         elif st not in ones:
             inner_lanes(s, st.name)
     top, *around = [p.name for p in s.path(host)[:prefix]]
-    along = [s.path(st.name)[prefix].name for st in ones]
+    along = {s.path(st.name)[prefix].name: lanes_for(s, st.name) for st in ones}
     s.attempt(Peel(at))
     for st in (*inner, *outs):
         if st.is_reduce:
             _init_lanes(s, st.name, BLOCK)
-    for x in along:
-        vector_loop(s, x, BLOCK)
+    for x, lanes in along.items():
+        vector_loop(s, x, lanes)
     for j, x in enumerate(around):
         into = f"{host}.o{j}"
         if not s.attempt(Fuse(top, x, into)):
