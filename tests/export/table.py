@@ -6,7 +6,8 @@ has nothing but the program, the package and the C library.
 The models are those of the benchmark and ten further ones (`models.py`); with symbolic sizes they
 are called at all that are listed there. `--tiny` builds them small, with all of their structure,
 since emulated code is slow; they are called with several draws of their inputs. `--tokens 16` cuts
-texts to their first tokens, for models at full size where 128 tokens take an hour. Code for this
+texts to their first tokens, for models at full size where 128 tokens take an hour; `--once` makes
+one call with one draw instead of two calls with each. Code for this
 machine runs natively, other code under qemu-user (ziglang compiles the C program that calls it).
 Times of emulated code say nothing; times of native code need an idle machine. `speed` is
 the time of tw.compile's program over that of the package, measured in turns; `copied` the same
@@ -57,7 +58,9 @@ class Row:
     copied: float | None = None
 
 
-def row(name: str, model: Packaged, target: str, tiny: bool, timed: bool, folder: Path) -> Row:
+def row(
+    name: str, model: Packaged, target: str, tiny: bool, timed: bool, once: bool, folder: Path
+) -> Row:
     path, start = folder / "package.twp", perf_counter()
     made = export(
         model.module, *model.inputs, path=path, target=target, dynamic=model.dynamic, name=name
@@ -70,10 +73,11 @@ def row(name: str, model: Packaged, target: str, tiny: bool, timed: bool, folder
         return Row(name, target, *facts, tiny, f"not run: {by}")
     out = folder / "out"
     try:
-        draws, got = (*model.further, model.inputs), []
+        draws, got = (*(() if once else model.further), model.inputs), []
         for inputs in draws:
             files = written([x.numpy() for x in inputs], folder)
-            require_only_libc(called("maps", path, out, 0, *files, by=by), path)
+            mode = "once" if once else "maps"
+            require_only_libc(called(mode, path, out, 0, *files, by=by), path)
             got.append(results(out))
         judge_together(model.module, draws, got)
         right = "right"
@@ -124,6 +128,7 @@ def main() -> int:
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--tiny", action="store_true", help="small sizes of the models")
     parser.add_argument("--tokens", type=int, help="cut texts to this many tokens")
+    parser.add_argument("--once", action="store_true", help="one call with one draw of the inputs")
     parser.add_argument("--no-times", action="store_true", help="sizes and results only")
     parser.add_argument("--json", type=Path, help="write the rows there")
     given = parser.parse_args()
@@ -140,7 +145,8 @@ def main() -> int:
             if target != "host" and targets.get(target).grid is not None:
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                r = row(name, model, target, given.tiny, not given.no_times, Path(folder))
+                timed = not given.no_times
+                r = row(name, model, target, given.tiny, timed, given.once, Path(folder))
             rows.append(r)
             shown = [
                 f"{x:.2f}" if x is not None else "–"
