@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.errors import Invalid, Unsupported, require
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node, Op, item, node
@@ -61,6 +61,41 @@ def _lines(rows: Node, axis: int, shape: Shape) -> Node:
 
 
 @operator
+class SortedPlaces(Op):
+    """Where the elements of each row of a matrix come from when it is sorted. Equal elements keep
+    their order."""
+
+    positions: ClassVar[tuple[int, ...]] = (0,)
+    descending: bool
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(x.rank == 2, f"{self.name}: {x!r} is not a matrix")
+        return TensorType(i64, x.shape)
+
+    def compose(self, x: Node) -> Node:
+        return word_positions(sorted_words(x, self.descending))
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        if self.descending:
+            back = np.argsort(x[:, ::-1], axis=1, kind="stable")
+            return (x.shape[1] - 1 - back[:, ::-1]).astype(np.int64)
+        return np.argsort(x, axis=1, kind="stable").astype(np.int64)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for descending in (False, True):
+            yield S.case(cls(descending), S.extremes(2, 40))
+            yield S.case(cls(descending), S.integers(3, 20, lo=0, hi=5, dtype=i32))
+            yield S.case(cls(descending), S.normal(3, 0))
+            yield S.case(cls(descending), S.normal(0, 3))
+
+
+def sorted_places(x: Node, descending: bool) -> Node:
+    """Where the elements of each row of a matrix come from when it is sorted."""
+    return node(SortedPlaces(descending), x)
+
+
+@operator
 class Sort(Op):
     """Values in order, and where each came from. Equal elements keep their order."""
 
@@ -75,8 +110,7 @@ class Sort(Op):
     def compose(self, x: Node) -> tuple[Node, Node]:
         if not x.rank or D.known_eq(x.ttype.size, 0):  # one element, as torch has it, or none
             return x, full(x.shape, 0, i64)
-        places = word_positions(sorted_words(_rows(x, self.axis), self.descending))
-        places = _lines(places, self.axis, x.shape)
+        places = _lines(sorted_places(_rows(x, self.axis), self.descending), self.axis, x.shape)
         return gather(x, places, self.axis, "within"), places
 
     def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -29,6 +29,7 @@ from tilewright.graph.long_concats import LongConcats
 from tilewright.graph.loops import HoistFromLoops
 from tilewright.graph.merged_products import MergeProducts
 from tilewright.graph.narrow_products import NarrowProducts
+from tilewright.graph.narrow_sorts import NarrowSorts
 from tilewright.graph.one_pass_norms import OnePassNorms
 from tilewright.graph.online_softmax import OnlineSoftmax as OnlineSoftmax
 from tilewright.graph.pack import PackOperands
@@ -52,6 +53,8 @@ CPU = Pipeline(
         FewerProducts(),
         KeyBlocks(),  # before: attention is one operator, not what it is written in terms of
         Phases(),
+        Decompose(keep=("sorted_places",)),
+        NarrowSorts(),
         Decompose(),
         EmptyValues(),
         Simplify(),  # again: definitions leave much behind when they are put together
