@@ -4,6 +4,12 @@ vectors along the operand, which are turned in registers (llvm/transpose.py).
     for i.0: for j.0:
       lane c in 16: unroll r in 16: t[c,r] = x[j+r,i+c]
       for i.1 in 16: lane j.1 in 16: y[i,j] = … t[i.1,j.1]
+
+Packing a right operand that lies transposed is such a map too. Its panels take so many rows of the
+operand that a processor does not foresee what is read of each next. There tiles that are next to
+each other in the operand come first, for a long run of it.
+
+    for panel: for i.0: for j.0: for i.1.0: a tile
 """
 
 from __future__ import annotations
@@ -37,6 +43,14 @@ VECTORS = 2
 # A vector of a turned tile is loaded, stored and loaded again, beside its shuffles; read across, it
 # is a load for each lane. That made 1.3 to 1.9 of it on 16 lanes, in the first cache, 0.7 on 4.
 MOVES = 3
+# Rows that are read in turn, a line of each, and still arrive before they are needed. Panels of 32
+# columns gained nothing by runs, panels of 24 (AVX2) lost a tenth.
+STREAMS = 32
+# Columns of panels: results of rows next to each other lie in one piece.
+WIDEST = 64
+# Numbers of a run. Panels of 48 columns took 0.7 of the time from memory, 0.85 from the last cache
+# (x86, 2 threads); with 64 it was 0.9, with 1024 and more as with 256 or longer.
+RUN = 256
 # Lines of a set of the first cache. Those that are its size over this apart are of one set.
 WAYS = 4
 
@@ -102,6 +116,19 @@ def _place(x: Load, loop: Loop) -> int | None:
     return found[0] if len(found) == 1 and D.coefficient(x.index[found[0]], loop.var) == 1 else None
 
 
+def _run(s: Scheduler, host: str, along: Loop, last: Loop, wide: int) -> int | None:
+    """How much of its rows a panel takes at a time; None where they may be read in turn, of what
+    are no panels, and where tiles would be left over."""
+    store, length, width = s.store(host), along.extent, last.extent
+    if not isinstance(length, int) or not isinstance(width, int):
+        return None
+    written = linear_index(s.nest.buffer(store.buffer), store.index)
+    beside = D.coefficient(written, along.var) == width and D.coefficient(written, last.var) == 1
+    if not (STREAMS < width <= WIDEST and width % s.target.lanes(32) == 0 and beside):
+        return None
+    return next((n for n in range(RUN, RUN // 4, -wide) if length % n == 0), None)
+
+
 def _schedule(s: Scheduler, host: str, x: Load, along: Loop, last: Loop) -> None:
     lanes, path = s.target.lanes(32), s.path(host)
     wide = max(lanes, s.target.cache_line // 4)  # all of a line that is read
@@ -117,11 +144,17 @@ def _schedule(s: Scheduler, host: str, x: Load, along: Loop, last: Loop) -> None
         column, row = axes.index(along), axes.index(last)
         s.do(Materialise(host, value_text(value), tile))
     assert column is not None and row is not None
+    rest = [p for p in path if p not in (along, last)]
+    several, single = ([p.name for p in rest if (p.extent == 1) is one] for one in (False, True))
+    run = _run(s, host, along, last, wide)
+    if run is None:
+        around = [*several, f"{a}.0", *single, f"{b}.0"]
+    else:
+        s.do(Split(a, run))
+        around = [*several, f"{a}.0", *single, f"{b}.0", f"{a}.1.0"]
+        a = f"{a}.1"
     s.do(Split(a, wide))
     s.do(Split(b, lanes))
-    rest = [p for p in path if p not in (along, last)]
-    several = [p.name for p in rest if p.extent != 1]
-    around = [*several, f"{a}.0", *(p.name for p in rest if p.extent == 1), f"{b}.0"]
     s.do(Reorder((*around, f"{a}.1", f"{b}.1")))
     s.do(ComputeAt(tile, around[-1]))
     rank = len(s.nest.buffer(tile).shape)
