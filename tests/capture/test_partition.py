@@ -82,6 +82,18 @@ def test_what_is_done_element_by_element_is_made_again() -> None:
     assert found.name in ("primals_1", "tanh")
 
 
+def test_what_a_batch_norm_gives_is_made_again() -> None:
+    """The sine's gradient reads its operand, a map of what the norm's gradient reads anyway."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, *moving: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, *moving, w, b, training=True).sin()
+
+    images = torch.randn(8, 4, 16, 16, requires_grad=True)
+    scale, shift = (torch.rand(4, requires_grad=True) for _ in range(2))
+    found = kept(f, images, scale, shift, torch.zeros(4), torch.ones(4))
+    assert [n.name for n in found if bytes_of(n) == images.nbytes] == ["sin", "primals_1"]
+
+
 def layers(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     for w in weights:
         x = F.gelu(F.linear(x, w)) + x

@@ -299,6 +299,20 @@ def test_a_cheap_shared_map_is_computed_twice() -> None:
     assert all("cast" in names(c) for c in f.clusters)
 
 
+def test_what_a_mean_of_channels_is_taken_from_is_computed_twice() -> None:
+    """The few numbers of the channels are in a cache: they are no reason to store the result."""
+    less = build.sub(x, build.reshape(arg("mean", 32), (1, 1, 32)))
+    f = fused(build.sum(build.square(less), (0, 1)), build.exp(less))
+    assert sorted(kinds(f)) == ["column", "map"]
+    assert all("sub" in names(c) for c in f.clusters)
+
+
+def test_a_shared_map_of_two_tensors_is_stored() -> None:
+    less = build.sub(x, arg("y", 4, 16, 32))
+    f = fused(build.sum(build.square(less), (0, 1)), build.sum(less, (0, 2)))
+    assert sorted(kinds(f)) == ["column", "column", "map"]
+
+
 def test_an_expensive_shared_map_is_stored() -> None:
     e = build.exp(x)
     f = fused(build.sum(e, (0,)), build.sum(e, (1,)))

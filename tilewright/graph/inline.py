@@ -19,6 +19,9 @@ from tilewright.ir.rewrite import subgraphs
 from tilewright.ir.types import TupleType
 from tilewright.ops.views import Expand, Permute, Reshape
 
+# What is read so many times for a map's elements, such as a mean of each channel, is in a cache.
+REPEATED = 16
+
 _CONJUNCTIONS = ("bitwise_and", "logical_and")
 
 
@@ -175,7 +178,7 @@ class Inlining:
     def made_of(self, n: Node) -> set[Node] | None:
         """The maps between a map and what is in memory, each read by this one alone or inlined
         already; None where they cost more than a load."""
-        cost, bytes_in = 0, 0
+        cost, bytes_in, size = 0, 0, guess(nbytes(n.ttype))
         found: set[Node] = set()
         waiting = [n]
         while waiting:
@@ -183,7 +186,8 @@ class Inlining:
             cost += 0 if is_widened(y) else self.facts[y].flops
             for x in map(self.renamed_value, y.inputs):
                 if self.in_memory(x, n):
-                    bytes_in += 0 if self.without_memory(x) else guess(nbytes(x.ttype))
+                    read = 0 if self.without_memory(x) else guess(nbytes(x.ttype))
+                    bytes_in += read if read * REPEATED > size else 0
                 elif self.facts[x].kind != "map" or x in self.apart or x in self.stored:
                     return None
                 elif x not in self.inlined and len(self.users[x]) > 1:
@@ -193,7 +197,7 @@ class Inlining:
                     found.add(x)
             if cost > self.cheap:
                 return None
-        return found if bytes_in <= guess(nbytes(n.ttype)) else None
+        return found if bytes_in <= size else None
 
     def is_summed_up(self, n: Node) -> bool:
         """Is its only reader a sum of columns, in a kernel of its own, which reads each element

@@ -13,6 +13,7 @@ import torch.fx
 
 _WIDE = (torch.float32, torch.float64)
 _DROPOUT = torch.ops.aten.native_dropout.default
+_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _LOG_SOFTMAX = torch.ops.aten._log_softmax.default
 
 
@@ -70,6 +71,39 @@ def log_softmax_apart(graph: torch.fx.Graph) -> None:
             y.meta = dict(n.meta) | {"val": torch.empty_like(value)}
         n.replace_all_uses_with(new)
         graph.erase_node(n)
+
+
+def batch_norms_apart(graph: torch.fx.Graph) -> None:
+    """What a batch norm gives is a map of its operand and of two numbers of each channel, all of
+    which its gradient reads: where another gradient reads the result (that of relu6, say), it can
+    be computed again from these."""
+    aten = torch.ops.aten
+    for n in list(graph.nodes):
+        if n.target is not _BATCH_NORM or len(n.args) != 8 or n.args[5] is not True:
+            continue
+        items = {u.args[1]: u for u in n.users if u.target is operator.getitem}
+        if not {0, 1, 2} <= set(items):
+            continue
+        x, weight, bias = n.args[:3]
+        out, mean, scale = (items[k] for k in range(3))
+        value, each = out.meta["val"], mean.meta["val"]
+        steps = [(aten.sub, mean), (aten.mul, scale), (aten.mul, weight), (aten.add, bias)]
+        steps = [(op, of) for op, of in steps if of is not None]
+        dtypes = {y.meta["val"].dtype for y in (x, out, *(of for _, of in steps))}
+        if len(dtypes) > 1 or value.dtype not in _WIDE or not isinstance(each.shape[0], int):
+            continue
+        column = [each.shape[0]] + [1] * (value.dim() - 2)
+        y = x
+        for of in (scale, mean, out):
+            n.append(of)
+        with graph.inserting_before(scale.next):
+            for op, of in steps:
+                seen = graph.call_function(aten.view.default, (of, column))
+                seen.meta = dict(n.meta) | {"val": each.view(column)}
+                y = graph.call_function(op.Tensor, (y, seen))
+                y.meta = dict(n.meta) | {"val": torch.empty_like(value)}
+        out.replace_all_uses_with(y)
+        graph.erase_node(out)
 
 
 def _may_be_nothing(size: int | torch.SymInt) -> bool:

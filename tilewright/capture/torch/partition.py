@@ -21,7 +21,7 @@ from torch._functorch.partitioners import (
     must_recompute,
 )
 
-from tilewright.capture.torch.apart import log_softmax_apart, masks_apart
+from tilewright.capture.torch.apart import batch_norms_apart, log_softmax_apart, masks_apart
 from tilewright.capture.torch.kept_values import Costs, is_pure, values_of
 from tilewright.capture.torch.once_for_all import keep_once
 from tilewright.capture.torch.places import place_of
@@ -82,6 +82,7 @@ class Partition:
         graph = joint.graph
         masks_apart(graph)
         log_softmax_apart(graph)
+        batch_norms_apart(graph)
         keep_once(joint)
         forward, results = _forward(graph, num_fwd_outputs)
         again = self._chosen(joint, forward, results)
