@@ -128,7 +128,27 @@ def test_winograd_where_it_pays(channels: int, pixels: int, tile: int | None) ->
     _, after = turned(conv(arg("x", 1, channels, pixels, pixels), w, padding=1))
     (n,) = (n for n in after.nodes() if facts(n).kind == "contract")
     assert Winograd().size_for(n, {w}) == tile
-    assert Winograd().size_for(n, set()) is None  # a weight that changes is not transformed
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "pixels", "tile"),
+    [(4, 64, 64, 2), (4, 256, 16, 2), (1, 512, 7, None), (4, 4, 64, None)],
+)
+def test_weights_that_change_take_small_tiles_where_their_transform_pays(
+    batch: int, channels: int, pixels: int, tile: int | None
+) -> None:
+    w = arg("w", channels, channels, 3, 3)
+    _, after = turned(conv(arg("x", batch, channels, pixels, pixels), w, padding=1))
+    (n,) = (n for n in after.nodes() if facts(n).kind == "contract")
+    assert Winograd(flops=64).size_for(n, set()) == tile  # AVX-512 with two pipes
+
+
+def test_winograd_computes_a_convolution_with_weights_that_change() -> None:
+    x, w = arg("x", 4, 32, 17, 15), arg("w", 32, 32, 3, 3)
+    before, after = turned(build.relu(conv(x, w, padding=1)))
+    tiled = Winograd().apply(after, Log())
+    assert count(tiled, "winograd_weight") == 1
+    same(before, tiled, 1e-5)
 
 
 @pytest.mark.parametrize("changes", [{"stride": 2}, {"groups": 2}])

@@ -1,7 +1,8 @@
 """Winograd: 3x3 convolutions of images with channels last as products of transformed tiles.
 
 Taken where an estimate says that it is faster: fewer multiplications against more bytes. Weights
-have to be constant, for their transform runs once.
+that are constant are transformed once. Those that change, as in training, are transformed at each
+call and take tiles of 2 only: tiles of 4 have a larger error, which gradients of norms amplify.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from tilewright.ops.winograd import (
     winograd_weight,
 )
 
+CHANGING = 2  # the tile of weights that change
+
 
 @dataclass(frozen=True)
 class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
@@ -56,33 +59,44 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
     def size_for(self, n: Node, constant: set[Node]) -> int | None:
         """The tile with the least estimated time, or None where the direct form has it."""
         found = _sizes(n)
-        if found is None or n.inputs[1] not in constant:
+        if found is None:
             return None
-        cycles = self.cycles(*found)
+        cycles = self.cycles(*found, constant=n.inputs[1] in constant)
         return min(cycles, key=cycles.__getitem__)
 
     def cycles(
-        self, batch: int, height: int, width: int, channels: int, columns: int
+        self,
+        batch: int,
+        height: int,
+        width: int,
+        channels: int,
+        columns: int,
+        *,
+        constant: bool = True,
     ) -> dict[int | None, float]:
-        """Estimated for each size of tiles; None: for the direct form."""
+        """Estimated for each size of tiles that the weights, constant or not, may take; None: for
+        the direct form."""
 
         def cycles(multiplies: int, size: int) -> float:
             return 2 * multiplies / self.flops + size * f32.bytes / self.moved
 
-        weights = TAPS * TAPS * channels * columns
+        filters = channels * columns
+        weights = TAPS * TAPS * filters
         pixels = batch * height * width
         found: dict[int | None, float] = {None: cycles(pixels * weights, weights)}
         if min(channels, columns) < self.least:
             return found
-        for m in POINTS:
+        for m in POINTS if constant else (CHANGING,):
             points = (m + TAPS - 1) ** 2
             tiles = batch * -(-height // m) * -(-width // m)
             rows = max(tiles, self.rows)
             # Points are written and read, on both sides of the products.
-            moved = points * (channels * columns + 2 * tiles * (channels + columns))
+            moved = points * (filters + 2 * tiles * (channels + columns))
+            if not constant:  # taps are read, points written
+                moved += weights + points * filters
             # What the transforms add up: about two operations per point on either side.
             work = points * tiles * (channels + columns)
-            found[m] = cycles(points * rows * channels * columns + work, moved)
+            found[m] = cycles(points * rows * filters + work, moved)
         return found
 
 

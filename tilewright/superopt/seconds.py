@@ -140,9 +140,10 @@ class Seconds:
         """What is left of the arithmetic of a convolution where a later pass computes it by
         tiles."""
         sizes = sizes_before_layout(n) if self.target.grid is None else None
-        if sizes is None or not (n.inputs[1] in self.constant or n.inputs[1] in known):
+        if sizes is None:
             return 1.0
-        cycles = Winograd.of(self.target).cycles(*sizes)
+        constant = n.inputs[1] in self.constant or n.inputs[1] in known
+        cycles = Winograd.of(self.target).cycles(*sizes, constant=constant)
         return min(cycles.values()) / cycles[None]
 
     def _written(self, n: Node) -> int:
