@@ -85,8 +85,10 @@ def test_what_is_done_element_by_element_is_made_again() -> None:
 def test_what_a_batch_norm_gives_is_made_again() -> None:
     """The sine's gradient reads its operand, a map of what the norm's gradient reads anyway."""
 
-    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, *moving: torch.Tensor) -> torch.Tensor:
-        return F.batch_norm(x, *moving, w, b, training=True).sin()
+    def f(
+        x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
+    ) -> torch.Tensor:
+        return F.batch_norm(x, mean, var, w, b, training=True).sin()
 
     images = torch.randn(8, 4, 16, 16, requires_grad=True)
     scale, shift = (torch.rand(4, requires_grad=True) for _ in range(2))
