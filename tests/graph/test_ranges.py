@@ -9,6 +9,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.node import Node, constant, input
 from tilewright.ir.operator import outputs_of
 from tilewright.ir.types import TensorType, b1, f32, i8, i32, i64, u8
+from tilewright.ops.sorting import sorted_places
 
 S = D.sym("s0", 2)
 X = input("x", TensorType(i64, (6,)))
@@ -36,6 +37,7 @@ KNOWN: dict[str, tuple[Node, Range]] = {
     "arg-maximum": (ops.argmax(FLOATS, 1), Range(0, 8)),
     "arg-maximum of a symbolic number": (ops.argmax(LONG, 0), Range(0, S - 1)),
     "order": (outputs_of(ops.sort(FLOATS, 0))[1], Range(0, 5)),
+    "order of a row": (sorted_places(FLOATS, False), Range(0, 8)),
     "the largest": (outputs_of(ops.topk(FLOATS, 3, 1))[1], Range(0, 8)),
     "running extreme": (outputs_of(ops.cummax(FLOATS, 1))[1], Range(0, 8)),
     "positions of maxima in windows": (

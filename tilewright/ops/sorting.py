@@ -66,6 +66,7 @@ class SortedPlaces(Op):
     their order."""
 
     positions: ClassVar[tuple[int, ...]] = (0,)
+    axis: ClassVar[int] = 1
     descending: bool
 
     def infer(self, x: TensorType) -> TensorType:
