@@ -179,5 +179,5 @@ def test_what_a_pass_of_ones_own_gives_is_checked() -> None:
 
 def test_what_decompose_keeps_is_refused_with_a_sentence() -> None:
     with pytest.raises(Invalid, match="after Decompose the graph has softmax"):
-        kept = Pipeline((Decompose(keep=("softmax",)), EmptyValues()))
+        kept = CPU.replacing("Decompose", Decompose(keep=("softmax",)))
         kept.run(graph(), default(), Log())

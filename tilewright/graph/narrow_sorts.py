@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from tilewright import ops
 from tilewright.base.events import Log
+from tilewright.graph.decompose import Decompose
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node, input, item, rebuild
+from tilewright.ir.operator import is_composed
 from tilewright.ir.passes import Pass
-from tilewright.ir.types import DType, u8, u16, u32, u64
+from tilewright.ir.types import DType, TensorType, u8, u16, u32, u64
 from tilewright.ops.sorting import SortedPlaces, sorted_places
 from tilewright.ops.words import longest_counted
 
@@ -23,12 +25,25 @@ WIDTHS = (u32, u16, u8)
 
 
 @dataclass(frozen=True)
-class NarrowSorts(Pass, needs=("Decompose",)):
+class NarrowSorts(Pass, before=("Decompose",), regions=True):
     """Whole numbers that lie close together are sorted by fewer bits. How far apart they are is
-    found when the program is called, and one of several sorts runs."""
+    found when the program is called, and one of several sorts runs. Sorts are found by writing
+    operators in terms of others, down to sorted positions; where there are none to narrow, the
+    program stays as it is."""
 
     def apply(self, program: Graph, log: Log) -> Graph:
-        return rebuild(program, _narrowed)
+        if not any(map(_may_sort, program.nodes())):
+            return program
+        written = Decompose(keep=("sorted_places",)).apply(program, log)
+        made = rebuild(written, _narrowed)
+        return program if made is written else made
+
+
+def _may_sort(n: Node) -> bool:
+    """Is it written in terms of others, and does it read whole numbers of several bytes?"""
+    types = [x.type for x in n.inputs]
+    whole = (isinstance(t, TensorType) and t.dtype.is_int and t.dtype.bits > 8 for t in types)
+    return is_composed(n.op) and any(whole)
 
 
 def _narrowed(n: Node) -> Node:

@@ -53,7 +53,6 @@ CPU = Pipeline(
         FewerProducts(),
         KeyBlocks(),  # before: attention is one operator, not what it is written in terms of
         Phases(),
-        Decompose(keep=("sorted_places",)),
         NarrowSorts(),
         Decompose(),
         EmptyValues(),
