@@ -146,13 +146,11 @@ def _schedule(s: Scheduler, host: str, x: Load, along: Loop, last: Loop) -> None
     assert column is not None and row is not None
     rest = [p for p in path if p not in (along, last)]
     several, single = ([p.name for p in rest if (p.extent == 1) is one] for one in (False, True))
-    run = _run(s, host, along, last, wide)
-    if run is None:
-        around = [*several, f"{a}.0", *single, f"{b}.0"]
-    else:
+    around = [*several, f"{a}.0", *single, f"{b}.0"]
+    if (run := _run(s, host, along, last, wide)) is not None:
         s.do(Split(a, run))
-        around = [*several, f"{a}.0", *single, f"{b}.0", f"{a}.1.0"]
         a = f"{a}.1"
+        around.append(f"{a}.0")
     s.do(Split(a, wide))
     s.do(Split(b, lanes))
     s.do(Reorder((*around, f"{a}.1", f"{b}.1")))
