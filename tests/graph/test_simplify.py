@@ -93,6 +93,21 @@ def test_one_matrix_for_a_batch_is_one_product() -> None:
     assert simplified(ops.matmul(rows, own)).op.name == "matmul"
 
 
+def test_products_of_batches_read_permuted_memory() -> None:
+    """As einsum writes them: axes of one element come and go, and none is left between memory and
+    the product."""
+
+    def rows(name: str, n: int, last: bool) -> Node:
+        x = ops.reshape(input(name, TensorType(f32, (2, n, 8, 32))), (2, n, 8, 32, 1))
+        perm = (0, 2, 1, 3, 4) if last else (0, 2, 3, 1, 4)
+        return ops.reshape(ops.permute(x, perm), (16, n, 32) if last else (16, 32, n))
+
+    flat = ops.matmul(rows("q", 64, True), rows("k", 80, False))
+    found = simplified(ops.reshape(flat, (2, 8, 64, 80)))
+    assert [x.op.name for x in topological((found,))].count("reshape") == 0
+    assert found.op.name == "matmul" and found.shape == (2, 8, 64, 80)
+
+
 def test_sums_over_a_stack_need_no_stack() -> None:
     """Also as torch puts them together: joined along an axis that then becomes two."""
     parts = [ops.exp(A), A, ops.abs(A)]

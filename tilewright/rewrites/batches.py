@@ -18,6 +18,7 @@ from tilewright.ir.node import Node
 from tilewright.ir.pattern import Guard, Match, Rule, Var, guard, make, op
 from tilewright.ir.positions import product
 from tilewright.ops.shapes import broadcast_shapes
+from tilewright.ops.views import Permute
 from tilewright.rewrites.subject import Maker
 
 x, y = Var("x"), Var("y")
@@ -51,11 +52,37 @@ def _only_batches(m: Match) -> bool:
     return m.root.rank == 3 and _both_batches(m) is not None
 
 
+def _left_out(before: Sequence[Dim], after: Sequence[Dim]) -> list[int] | None:
+    """The axes of one element that a reshape leaves out; None where it does anything else."""
+    found, met = [], 0
+    for k, d in enumerate(before):
+        if met < len(after) and D.known_eq(d, after[met]):
+            met += 1
+        elif D.known_eq(d, 1):
+            found.append(k)
+        else:
+            return None
+    return found if met == len(after) else None
+
+
+def _reshaped(x: Node, shape: Sequence[Dim]) -> Node:
+    """Axes of one element that are permuted and left out then, as of an einsum, are left out
+    first: what is permuted is what lies in memory."""
+    gone = _left_out(x.shape, shape)
+    if not gone or not isinstance(x.op, Permute):
+        return ops.reshape(x, tuple(shape))
+    (whole,) = x.inputs
+    axes = [a for k, a in enumerate(x.op.perm) if k not in gone]
+    kept = sorted(axes)
+    fewer = ops.reshape(whole, tuple(whole.shape[k] for k in kept))
+    return ops.permute(fewer, tuple(map(kept.index, axes)))
+
+
 def _with_axes(m: Match) -> Node:
     batch = _both_batches(m)
     assert batch is not None
     (_, i, j), k = m.root.shape, m.root.inputs[0].shape[2]
-    x, y = ops.reshape(m.x, (*batch, i, k)), ops.reshape(m.y, (*batch, k, j))
+    x, y = _reshaped(m.x, (*batch, i, k)), _reshaped(m.y, (*batch, k, j))
     return ops.reshape(ops.matmul(x, y), m.root.shape)
 
 
@@ -68,7 +95,13 @@ def _flattened(m: Maker) -> Node:
         i, rows = 1, ()
     first = m.rng.choice([(), (1,)])
     a = make("reshape", m.tensor("x", (*first, *batch, *rows, k)), shape=(flat, i, k))
-    b = make("reshape", m.tensor("y", (*batch, k, j)), shape=(flat, k, j))
+    y: Node
+    if m.coin():  # with an axis of one element, which is permuted
+        n = len(batch)
+        y = make("permute", m.tensor("y", (*batch, j, 1, k)), perm=(*range(n), n + 2, n, n + 1))
+    else:
+        y = m.tensor("y", (*batch, k, j))
+    b = make("reshape", y, shape=(flat, k, j))
     return make("matmul", a, b)
 
 

@@ -253,33 +253,6 @@ def _expand_of_permute(m: Match) -> Node:
     return ops.expand(ops.permute(wide, m.p), m.root.shape)
 
 
-def _permuted_ones(m: Maker) -> Node:
-    a, b = m.dim(lo=2), m.dim(lo=2)
-    n = make("permute", m.tensor("x", (a, 1, b)), perm=m.rng.choice([(2, 1, 0), (2, 0, 1)]))
-    return make("reshape", n, shape=(b, a))
-
-
-def _left_out(m: Match) -> list[int] | None:
-    """Axes of one element that a reshape leaves out; None where it does anything else."""
-    before, after = m.root.inputs[0].shape, m.root.shape
-    found, met = [], 0
-    for k, d in enumerate(before):
-        if met < len(after) and D.known_eq(d, after[met]):
-            met += 1
-        elif D.known_eq(d, 1):
-            found.append(k)
-        else:
-            return None
-    return found if met == len(after) else None
-
-
-def _permute_of_fewer(m: Match) -> Node:
-    gone = {m.p[k] for k in _left_out(m) or ()}
-    kept = [k for k in range(m.x.rank) if k not in gone]
-    fewer = ops.reshape(m.x, tuple(m.x.shape[k] for k in kept))
-    return ops.permute(fewer, tuple(kept.index(k) for k in m.p if k not in gone))
-
-
 def _expand_by_ones(m: Maker) -> Node:
     n = m.tensor("x", m.shape(2))
     return make("expand", n, shape=(1, 1, *n.shape))
@@ -297,13 +270,6 @@ MEANINGS = (
         lambda m: ops.reshape(m.x, m.root.shape),
         only_ones_move,
         subject=_moves_ones,
-    ),
-    Rule(
-        "reshape-permute-of-ones",
-        op.reshape(op.permute(x, perm=p)),
-        _permute_of_fewer,
-        Guard("only axes of one element are left out", lambda m: bool(_left_out(m))),
-        subject=_permuted_ones,
     ),
     Rule(
         "permute-expand",
