@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import prod
 
 import pytest
 
@@ -92,10 +93,16 @@ def test_any_length_of_rows() -> None:
     assert all(any(q.kind == "lane" for q in p) for p in computed(n, "tanh"))
 
 
+def drawn_shape(r: random.Random) -> tuple[int, ...]:
+    return tuple(r.choice((1, 2, 3, 8, 17, 40)) for _ in range(r.randint(1, 4)))
+
+
 @pytest.mark.parametrize("seed", drawn(range(24), quick=6))
 def test_random_shapes(seed: int) -> None:
     r = random.Random(seed)
-    shape = tuple(r.choice((1, 2, 3, 8, 17, 40)) for _ in range(r.randint(1, 4)))
+    shape = drawn_shape(r)
+    while prod(shape) > 1 << 11:  # steps are judged element by element
+        shape = drawn_shape(r)
     print(f"seed {seed}: {shape}")
     judged(gradient(shape, turned=r.random() < 0.5), [{}], seed)
 
@@ -120,7 +127,7 @@ for y.i0 in {rows}, y.i1 in {columns}
 """)
 
 
-@pytest.mark.parametrize("sizes", [(33, 48, 20), (4, 100, 7), (20, 64, 600)])
+@pytest.mark.parametrize("sizes", [(17, 48, 20), (4, 100, 7), (14, 48, 600)])
 def test_products_whose_results_share_costly_values_have_tiles(sizes: tuple[int, int, int]) -> None:
     n = judged(product(*sizes), [{}])
     assert all(any(q.kind == "lane" for q in p) for p in computed(n, "tanh"))
@@ -130,5 +137,5 @@ def test_products_whose_results_share_costly_values_have_tiles(sizes: tuple[int,
 
 
 def test_products_of_any_number_of_rows_share_costly_values() -> None:
-    n = judged(product("S", 48, 20, " where S: 1.."), [{"S": 1}, {"S": 37}])
+    n = judged(product("S", 48, 20, " where S: 1.."), [{"S": 1}, {"S": 19}])
     assert all(any(q.kind == "lane" for q in p) for p in computed(n, "tanh"))
