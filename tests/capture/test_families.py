@@ -394,6 +394,17 @@ def test_an_infinite_real_number_has_no_imaginary_part() -> None:
         check(lambda x: x.to(torch.complex64), infinite)
 
 
+def test_real_numbers_beside_complex_ones() -> None:
+    """Their imaginary part is 0."""
+    x, z = numbers(2, 5), torch.complex(numbers(2, 5), numbers(2, 5))
+    check(lambda x, z: torch.cat([x, z]), x, z)
+    check(lambda x, z: torch.cat([z, x], 1), x.double(), z)
+    check(lambda x, z: torch.block_diag(x, z), x.double(), z)
+    check(lambda x, z: torch.slice_scatter(z, x[:1], 0, 1), x, z)
+    check(lambda x, z: torch.select_scatter(z, x[0], 0, 1), x, z)
+    check(lambda x, z: torch.stack([z, x], 1), x, z)
+
+
 def test_complex_mutation() -> None:
     check(lambda z: z.mul_(2j), torch.complex(numbers(3, 2), numbers(3, 2)))
 

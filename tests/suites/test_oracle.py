@@ -72,7 +72,8 @@ def test_draws_tell_distributions_apart() -> None:
     wider = draw_of(lambda g: 1.3 * torch.randn(50, generator=g))
     other = draw_of(lambda g: torch.randn(100, generator=g)[50:])
     constant = draw_of(lambda g: torch.zeros(50))
-    assert is_random(normal) and not is_random(constant)
+    coin = draw_of(lambda g: torch.rand(1, generator=g) < 0.5)
+    assert is_random(normal) and is_random(coin) and not is_random(constant)
     assert random_disagreements(other, normal) == []
     for wrong in (shifted, wider, constant):
         assert random_disagreements(wrong, normal)

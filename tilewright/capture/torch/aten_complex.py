@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,10 @@ _MOVES = """
 """.split()
 
 
+# Their second operand is moved too; of others it is an index.
+_INTO = ("slice_scatter.default", "select_scatter.default")
+
+
 def _part(tree: Any, pick: Callable[[Complex], Node]) -> Any:
     if isinstance(tree, Complex):
         return pick(tree)
@@ -38,12 +42,24 @@ def _part(tree: Any, pick: Callable[[Complex], Node]) -> Any:
     return tree
 
 
+def _as_pairs(values: Sequence[Any]) -> list[Any]:
+    """Real tensors among complex ones as pairs: their imaginary part is 0."""
+    if not any(isinstance(x, Complex) for x in values):
+        return list(values)
+    return [Complex(x, ops.full(x.shape, 0, x.dtype)) if isinstance(x, Node) else x for x in values]
+
+
 def _mover(name: str) -> Rule:
-    def move(c: Context, *args: Any, **kwargs: Any) -> Any:
+    def move(c: Context, first: Any, *args: Any, **kwargs: Any) -> Any:
         rule = rule_for(_Named(f"aten.{name}"))
         assert rule is not None
+        if isinstance(first, (tuple, list)):
+            first = _as_pairs(first)
+        elif name in _INTO:
+            first, *args = (*_as_pairs((first, args[0])), *args[1:])
         re, im = (
-            rule(c, *_part(args, pick), **kwargs) for pick in (lambda x: x.re, lambda x: x.im)
+            rule(c, *_part((first, *args), pick), **kwargs)
+            for pick in (lambda x: x.re, lambda x: x.im)
         )
         if isinstance(re, (tuple, list)):
             return tuple(Complex(a, b) for a, b in zip(re, im, strict=True))
