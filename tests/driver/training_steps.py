@@ -1,7 +1,7 @@
 """Training steps (forward, backward, optimizer) of nine networks by ours, eager and Inductor.
 
     python -m tests.driver.training_steps [NAME …] [--rounds 10] [--small] [--json out.json]
-    python -m tests.driver.training_steps transformer --activation-memory 0.5 --only ours eager
+    python -m tests.driver.training_steps transformer --activation-memory 0.5   # beside without
     python -m tests.driver.training_steps unet --profile       # our kernels by their time
     python -m tests.driver.training_steps lstm --cpu-time      # one thread, and its own time
     python -m tests.driver.training_steps --check --small      # gradients against float64
@@ -10,7 +10,7 @@ All are compiled in one process, on the same weights, and make steps in turn; th
 Memory is measured in processes of their own: `saved` is what autograd holds between a forward and
 its backward pass, weights and the batch left out; `peak` is how far a step grows the process, with
 gradients, after what the compiler kept of earlier steps was given back. Inductor takes part where
-there is a compiler of C++. On a machine that does other work, only `--cpu-time` says something.
+there is a compiler of C++. `frugal` is ours with `activation_memory`. On a machine that does other work, only `--cpu-time` says something.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.driver.training_models import MODELS, Trained, trained, without_chanc
 from tilewright.bench.resident import ResidentPeak
 from tilewright.runtime import pool
 
-CONTENDERS = ("ours", "eager", "inductor")
+CONTENDERS = ("ours", "eager", "inductor", "frugal")
 NUDGES = 4  # runs of eager with other last bits, where a gradient is further off
 WARM = 3  # steps before anything is measured: the first compiles, the second packs
 
@@ -72,7 +72,7 @@ class Step:
         def update() -> None:  # a frame of its own: torch leaves the one of `step` to eager
             optimizer.step()
 
-        if by == "ours":
+        if by in ("ours", "frugal"):
             self.call = tw.compile(given.module, **options)
             self.update = torch.compile(update, backend="tilewright")
             self.parts = [self.call, self.update]
@@ -155,9 +155,12 @@ def measured(name: str, by: Sequence[str], given: argparse.Namespace) -> dict[st
 
 
 def options_of(contender: str, given: argparse.Namespace) -> dict[str, Any]:
-    if contender != "ours" or given.activation_memory is None:
-        return {}
-    return {"activation_memory": given.activation_memory}
+    return {"activation_memory": given.activation_memory} if contender == "frugal" else {}
+
+
+def ours_of(given: argparse.Namespace) -> str:
+    """The one of ours that is looked at alone."""
+    return "ours" if given.activation_memory is None else "frugal"
 
 
 def memory(name: str, by: str, given: argparse.Namespace) -> tuple[int, int]:
@@ -187,12 +190,13 @@ def facts(rows: dict[str, dict[str, Found]]) -> dict[str, Any]:
 
 
 def table(rows: dict[str, dict[str, Found]]) -> None:
-    head = f"{'':12}" + "".join(f"{c:>30}" for c in CONTENDERS)
+    shown = [c for c in CONTENDERS if any(c in found for found in rows.values())]
+    head = f"{'':12}" + "".join(f"{c:>30}" for c in shown)
     print(head + f"{'over eager':>12}{'inductor':>10}{'best':>7}{'kernels':>9}{'fallbacks':>10}")
     best = []
     for name, found in rows.items():
         line = f"{name:12}"
-        for c in CONTENDERS:
+        for c in shown:
             f = found.get(c)
             said = "" if f is None else f"{f.median * 1e3:9.1f} ms {f.saved / 1e6:7.1f}"
             line += f"{said if f is None else f'{said} {f.peak / 1e6:7.1f} MB':>30}"
@@ -208,7 +212,21 @@ def table(rows: dict[str, dict[str, Found]]) -> None:
     if best:
         mean = math.exp(sum(map(math.log, best)) / len(best))
         print(f"geometric mean over the best of the others: {mean:.2f}, least {min(best):.2f}")
+    for name, found in rows.items():
+        for c in ("ours", "frugal"):
+            print(_beside(name, c, found), end="")
     print("ms: median of a step; MB: saved between the passes, peak of a step")
+
+
+def _beside(name: str, by: str, found: dict[str, Found]) -> str:
+    """A line about one of ours: its peak over eager's, and what a bound of memory costs in time."""
+    f, eager, ours = (found.get(c) for c in (by, "eager", "ours"))
+    said = []
+    if f and eager and f.peak and eager.peak:
+        said.append(f"peak {f.peak / eager.peak:.2f} of eager's")
+    if f and ours and f is not ours:
+        said.append(f"time {f.median / ours.median:.2f} of ours")
+    return f"{name} {by}: {', '.join(said)}\n" if said else ""
 
 
 def check(name: str, given: argparse.Namespace) -> bool:
@@ -222,7 +240,7 @@ def check(name: str, given: argparse.Namespace) -> bool:
     right = _gradients(copy.deepcopy(model.module).double(), exact)
     eager = _gradients(copy.deepcopy(model.module), model.batch)
     module = copy.deepcopy(model.module)
-    ours = _gradients(module, model.batch, tw.compile(module, **options_of("ours", given)))
+    ours = _gradients(module, model.batch, tw.compile(module, **options_of(ours_of(given), given)))
     if missing := right.keys() ^ ours.keys():
         print(f"{name}: no gradient on one side: {', '.join(sorted(missing))}")
         return False
@@ -278,7 +296,8 @@ def _over(
 def profile(name: str, given: argparse.Namespace) -> None:
     """Our kernels by the time that they take in a step."""
     model, optimizer = made(name, given.small)
-    step = Step("ours", model, optimizer, **options_of("ours", given))
+    own = ours_of(given)
+    step = Step(own, model, optimizer, **options_of(own, given))
     training_profile.shown(step, step.parts, given.rounds, given.cpu_time)
 
 
@@ -288,8 +307,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--activation-memory", type=float)
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS)
+    parser.add_argument("--activation-memory", type=float, metavar="SHARE", help="for frugal")
     parser.add_argument("--no-memory", action="store_true", help="no processes for memory")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--profile", action="store_true")
@@ -301,6 +320,10 @@ def main() -> int:
         given.threads = 1
     torch.set_num_threads(given.threads)
     pool.set_threads(given.threads)
+    if given.activation_memory is None and "frugal" in (given.only or ()):
+        parser.error("frugal is ours within --activation-memory: say how much")
+    if given.only is None:
+        given.only = list(CONTENDERS if given.activation_memory is not None else CONTENDERS[:3])
     names = given.names or list(MODELS)
     for name in names:
         if name not in MODELS:
