@@ -9,8 +9,9 @@
 All are compiled in one process, on the same weights, and make steps in turn; the table has medians.
 Memory is measured in processes of their own: `saved` is what autograd holds between a forward and
 its backward pass, weights and the batch left out; `peak` is how far a step grows the process, with
-gradients, after what the compiler kept of earlier steps was given back. Inductor takes part where
-there is a compiler of C++. `frugal` is ours with `activation_memory`. On a machine that does other work, only `--cpu-time` says something.
+gradients, after what the compiler kept of earlier steps was given back. `frugal` is ours with
+`activation_memory`. Inductor takes part where there is a compiler of C++. On a machine that does
+other work, only `--cpu-time` says something.
 """
 
 from __future__ import annotations
