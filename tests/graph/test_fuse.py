@@ -1,5 +1,6 @@
 """Fusion finds the kernels one would write by hand, and says why where it does not."""
 
+import random
 import time
 from dataclasses import replace
 
@@ -70,6 +71,38 @@ def test_log_softmax_is_one_row() -> None:
 def test_layer_norm_is_one_row() -> None:
     f = fused(layer_norm(x, w, b))
     assert kinds(f) == ["row"] and set(f.clusters[0].inputs) == {x, w, b}
+
+
+def by_groups(x: Node, groups: int) -> Node:
+    """A norm of groups of channels, which are an axis of their own inside."""
+    batch, channels, *rest = x.shape
+    assert isinstance(channels, int)
+    y = build.reshape(x, (batch, groups, channels // groups, *rest))
+    inner = tuple(range(2, y.rank))
+    centred = build.sub(y, average(y, inner))
+    scale = build.rsqrt(build.add(average(build.square(centred), inner), 1e-5))
+    return build.reshape(build.mul(centred, scale), x.shape)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_follows_a_norm_of_groups_is_in_its_row(seed: int) -> None:
+    draw = random.Random(seed)
+    groups, per = draw.randrange(2, 4), draw.randrange(2, 4)
+    image = arg("x", draw.randrange(1, 4), groups * per, draw.randrange(2, 9), draw.randrange(2, 9))
+    y = by_groups(image, groups)
+    z = build.mul(y, build.sigmoid(y))
+    if seed % 2:
+        z = build.relu(build.add(y, arg("r", *image.shape)))
+    f = fused(z)
+    assert kinds(f) == ["row"] and names(f.clusters[0]) & {"relu", "sigmoid"}
+    check_run(f, graph(z), plan(f))
+
+
+def test_a_row_of_another_shape_behind_a_norm_is_a_row() -> None:
+    image = arg("x", 2, 6, 5, 16)
+    f = fused(softmax(build.relu(by_groups(image, 3))))
+    assert kinds(f) == ["row", "row"]
+    assert "relu" in names(f.clusters[0]) and "exp" in names(f.clusters[1])
 
 
 def test_residual_in_front_of_a_norm() -> None:

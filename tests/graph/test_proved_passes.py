@@ -60,6 +60,13 @@ def test_reshapes_after_products() -> None:
     assert proved(graph(build.gelu(build.reshape(flat, (N, 7, 6)))), SinkReshapes())
 
 
+def test_reshapes_after_rows_with_their_sums() -> None:
+    x = arg("x", N, 3, 4)
+    rows = build.reshape(build.sub(x, build.sum(x, (2,), True)), (N, 12))
+    after = build.add(build.relu(rows), arg("y", N, 12))
+    assert proved(graph(after), SinkReshapes())
+
+
 def test_weights_in_sums() -> None:
     x, y = arg("x", N, 5), arg("y", N, 5)
     c, d = weight("c", 5), weight("d", 1, 5)

@@ -1,9 +1,10 @@
-"""Reshapes move past elementwise work, so that the epilogue of a contraction has its shape, and
-transpositions that are taken back behind it are not made.
+"""Reshapes move past elementwise work, so that the epilogue of a contraction or of a norm has its
+shape, and transpositions that are taken back behind it are not made.
 
 Frontends flatten the batch for a matrix product and restore it right after:
-`gelu(reshape(x @ w))` becomes `reshape(gelu(x @ w))`, which is one kernel and an alias. Users
-transpose for an operator that wants it so, such as a spectrum's frames, and back for the next one.
+`gelu(reshape(x @ w))` becomes `reshape(gelu(x @ w))`, which is one kernel and an alias. So does
+`silu(group_norm(x))`, which has an axis of groups inside. Users transpose for an operator that
+wants it so, such as a spectrum's frames, and back for the next one.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from tilewright.ops.views import Permute, reshape
 
 @dataclass(frozen=True)
 class SinkReshapes(Pass, regions=True):
-    """`f(reshape(x), …)` -> `reshape(f(x, …))` where x is a contraction or its epilogue. What is
-    written in other operators stays."""
+    """`f(reshape(x), …)` -> `reshape(f(x, …))` where x is a contraction, a row with its own sums or
+    an epilogue of these. What is written in other operators stays."""
 
     def apply(self, program: Graph, log: Log) -> Graph:
         graph = program
         new: dict[Node, Node] = {}
         places = dict(graph.places)
         epilogue: set[Node] = set()  # contractions and elementwise work of their shape
+        sums: dict[Node, Node] = {}  # numbers of rows: a reduction that they are made of
         changed = False
         for n in graph.nodes():
             ins = tuple([new[x] for x in n.inputs])
@@ -41,6 +43,9 @@ class SinkReshapes(Pass, regions=True):
                 new[n] = fresh
                 continue
             f = facts(fresh)
+            row = _row_of(fresh, sums)
+            if row is not None and f.pointwise:
+                sums[fresh] = row
             if f.kind == "contract":
                 epilogue.add(fresh)
             elif _is_reshape(fresh) and _is_reshape(ins[0]):
@@ -48,9 +53,13 @@ class SinkReshapes(Pass, regions=True):
             elif isinstance(fresh.op, Reduction) and (moved := _reduced(fresh, epilogue)):
                 epilogue.add(moved)
                 fresh, changed = reshape(moved, fresh.shape), True
+            elif isinstance(fresh.op, Reduction) and _is_of_rows(fresh.op, ins[0].rank):
+                sums[fresh] = fresh
             elif f.pointwise and f.kind == "map":
                 if any(x in epilogue and _same(x.shape, fresh.shape) for x in ins):
                     epilogue.add(fresh)
+                elif any(x in sums and _same(sums[x].inputs[0].shape, fresh.shape) for x in ins):
+                    epilogue.add(fresh)  # a reshape before the row is the row's own
                 elif fresh.op.elementwise:  # others name axes of the shape that they are given
                     moved = _sink(fresh, epilogue)
                     if moved is not None:
@@ -63,7 +72,7 @@ class SinkReshapes(Pass, regions=True):
                 places[fresh] = places.get(fresh, frozenset()) | graph.places[n]
         if not changed:
             return graph
-        log.add("pass", "reshapes moved past the epilogues of contractions", detail=True)
+        log.add("pass", "reshapes moved past epilogues", detail=True)
         return Graph(graph.name, graph.inputs, tuple(new[o] for o in graph.outputs), places)
 
 
@@ -109,6 +118,17 @@ def _without(
     if len(perms) != 1 or not known:
         return None
     return perms.pop(), node(n.op, *(before[x][1] if x in before else x for x in n.inputs))
+
+
+def _is_of_rows(op: Reduction, rank: int) -> bool:
+    """Does it reduce the innermost axes?"""
+    return op.keepdims and sorted(op.axes) == list(range(rank - len(op.axes), rank))
+
+
+def _row_of(n: Node, sums: dict[Node, Node]) -> Node | None:
+    """The reduction whose numbers n is made of, one for one."""
+    rows = (sums[x] for x in n.inputs if x in sums and _same(x.shape, n.shape))
+    return next(rows, None)
 
 
 def _reduced(n: Node, epilogue: set[Node]) -> Node | None:

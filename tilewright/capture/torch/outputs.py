@@ -22,6 +22,10 @@ from tilewright.ir.dim import Int
 from tilewright.ir.node import Input, Node, topological
 from tilewright.ir.slots import Buffer, Number, Restrided, Result, Same, SymbolicInt, Value, View
 
+# Results that are parts of a value with at most this many elements are views of it: to write it
+# whole takes less time than to make a tensor with gaps and to copy a part into it.
+SMALL = 4096
+
 
 class Outputs:
     """Collects the results of a graph and the buffers native code has to fill for them."""
@@ -59,6 +63,7 @@ class Outputs:
             if slot not in self._views and is_plain(v, v.device):
                 self._host_homes.setdefault(storage_of(v), []).append(slot)
         self._pending: dict[int, list[torch.fx.Node]] = {}
+        self._made: dict[int, torch.fx.Node] | None = None
 
     def add(self, x: Any) -> Any:
         """One leaf of the fx output. What is returned goes through `resolve` when all leaves are
@@ -172,16 +177,18 @@ class Outputs:
         return replace(found, base=self.shapes.dims(base.stride()))
 
     def _place(self, group: list[torch.fx.Node]) -> None:
-        """Buffers for results that share one storage in eager: one for the largest dense one, views
-        for the rest.
+        """Buffers for results that share one storage in eager: one for what is the whole of it, a
+        result or not, views for the rest.
         """
         todo = [x for x in dict.fromkeys(group) if x not in self._done]
         if not todo:
             return
-        base = self._base(todo)
+        base = self._base(todo) or self._inner(todo)
         if base is not None:
-            self._fresh(base)
-            done = self._done[base]
+            done = self._done.get(base)
+            if done is None:
+                self._fresh(base)
+                done = self._done[base]
             assert isinstance(done, Same)
             v = base.meta["val"]
             for x in todo:
@@ -198,17 +205,47 @@ class Outputs:
         """The result whose memory is the whole storage that the others are views of."""
         if len(group) < 2:
             return None
-        for x in group:
-            v = x.meta["val"]
-            how = dense(self.shapes.dims(v.shape), self.shapes.dims(v.stride()))
-            if how is None or how.broadcast or self.shapes.dim(v.storage_offset()) != 0:
-                continue
-            if is_lazy(v):
-                continue
-            size = v.untyped_storage().nbytes()
-            if self.shapes.dim(v.numel() * v.element_size()) == self.shapes.dim(size):
-                return x
-        return None
+        return next((x for x in group if self._is_whole(x.meta["val"])), None)
+
+    def _is_whole(self, v: torch.Tensor) -> bool:
+        """Is it all of its storage, in some order?"""
+        how = dense(self.shapes.dims(v.shape), self.shapes.dims(v.stride()))
+        if how is None or how.broadcast or self.shapes.dim(v.storage_offset()) != 0 or is_lazy(v):
+            return False
+        size = v.untyped_storage().nbytes()
+        return self.shapes.dim(v.numel() * v.element_size()) == self.shapes.dim(size)
+
+    def _inner(self, group: list[torch.fx.Node]) -> torch.fx.Node | None:
+        """The value that results are parts of, as heads of one product are, where that is small or
+        at most twice of them: each would be computed into a tensor and copied to one with gaps."""
+        parts = [x.meta["val"] for x in group]
+        if all(self._has_own_memory(v) for v in parts):
+            return None
+        x = self._makers(group[0].graph).get(storage_of(parts[0]))
+        value = None if x is None else self.env.get(x)
+        if x is None or not isinstance(value, (Node, Complex)) or _slot_of(value) is not None:
+            return None
+        v = x.meta["val"]
+        whole, *others = (self.shapes.dim(y.numel()) for y in (v, *parts))
+        sizes = [n for n in others if isinstance(n, int)]
+        if not isinstance(whole, int) or len(sizes) < len(others) or not self._is_whole(v):
+            return None
+        return x if whole <= max(SMALL, 2 * sum(sizes)) else None
+
+    def _makers(self, graph: torch.fx.Graph) -> dict[int, torch.fx.Node]:
+        """By storage: the operator that made it."""
+        if self._made is None:
+            self._made = {}
+            for n in graph.nodes:
+                v = n.meta.get("val")
+                if n.op == "call_function" and isinstance(v, torch.Tensor):
+                    self._made.setdefault(storage_of(v), n)
+        return self._made
+
+    def _has_own_memory(self, v: torch.Tensor) -> bool:
+        """Can a buffer be what eager has: elements without gaps, from the beginning?"""
+        known = dense(self.shapes.dims(v.shape), self.shapes.dims(v.stride()))
+        return known is not None and self.shapes.dim(v.storage_offset()) == 0
 
     def _fresh(self, x: torch.fx.Node) -> None:
         value, v = self.env[x], x.meta["val"]

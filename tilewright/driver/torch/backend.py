@@ -15,7 +15,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import get_metrics_context
-from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import CompileContext, TracingContext
 from torch._higher_order_ops.effects import has_effects
@@ -54,6 +53,7 @@ from tilewright.driver.torch.recompiled import Frame, change_of
 from tilewright.driver.torch.spent import spent_arguments
 from tilewright.driver.torch.step import Step
 from tilewright.driver.torch.tracing import has_data_sizes, kept_for_us, require_any_size, trace_for
+from tilewright.driver.torch.wrapper import metadata, wrapper_is_trivial, wrapper_only_shares
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
 from tilewright.runtime.cuda.machine import Machine
@@ -88,6 +88,8 @@ class Session:
         self.units: list[Unit] = []
         # By compile id: units that AOTAutograd's wrapper only passes arguments and results to.
         self.direct: dict[str, Unit] = {}
+        # The same where arguments are changed in place, or results are arguments or views of them.
+        self._sharing: dict[str, Unit] = {}
         # By compile id: where Dynamo's code finds the arguments of the graph.
         self.sources: dict[str, tuple[str, ...]] = {}
         # By compile id: what the gradient's graph need not check again.
@@ -181,7 +183,7 @@ class Session:
             return made.call(compiled)
         # What AOTAutograd puts around a graph takes longer than a small one. It would switch
         # autocasting off, too, where that is on: guards say that it is off in all calls.
-        unit = self.direct.get(compilation)
+        unit = self.direct.get(compilation) or self._sharing.get(compilation)
         if unit is None or len(unit.captured.arguments) != len(example_inputs) or autocasts():
             return compiled
         return unit.spread()
@@ -281,6 +283,8 @@ class Session:
             kind == "inference" and wrapper_is_trivial(len(captured.arguments))
         ):
             self.direct[compilation] = made
+        elif kind == "inference" and wrapper_only_shares(captured):
+            self._sharing[compilation] = made
         return made
 
     def _require_fitting(self, machine: Machine | None) -> None:
@@ -529,12 +533,6 @@ def autocasts() -> bool:
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
-def metadata() -> Any:
-    """What AOTAutograd knows of the graph that it is compiling; None outside of it."""
-    context = TracingContext.try_get()
-    return context.fw_metadata if context is not None else None
-
-
 def shape_env() -> Any:
     """Where torch keeps what it knows of sizes while it compiles; None outside of that."""
     context = TracingContext.try_get()
@@ -577,22 +575,6 @@ def result_names(gm: torch.fx.GraphModule) -> list[str]:
     (leaves,) = next(n for n in reversed(gm.graph.nodes) if n.op == "output").args
     every = leaves if isinstance(leaves, (tuple, list)) else (leaves,)
     return [x.name if isinstance(x, torch.fx.Node) else "" for x in every]
-
-
-def wrapper_is_trivial(arguments: int) -> bool:
-    """Does AOTAutograd's wrapper do nothing: no views to make again, no inputs to update?"""
-    meta = metadata()
-    return (
-        meta is not None
-        and len(meta.input_info) == arguments
-        and all(
-            type(x) is int or type(x).__name__ == "PlainTensorMeta" for x in meta.subclass_inp_meta
-        )
-        and all(o.output_type is OutputType.non_alias for o in meta.output_info)
-        and not any(i.mutates_data or i.mutates_metadata for i in meta.input_info)
-        and not meta.tokens
-        and not meta.num_intermediate_bases
-    )
 
 
 def _machine(device: torch.device) -> Machine | None:

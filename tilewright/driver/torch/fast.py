@@ -421,22 +421,23 @@ class Writer:
 
     def _straight(self, rest: Sequence[int], otherwise: Sequence[str]) -> list[str]:
         """All of that as one native call where there is one, which may refuse."""
-        results = range(len(self.slots))
         call = None
-        if self.named and not self.joined and not self.placed:
+        if self.named and not self.joined:
             bound = None if self.weights else self.names.setdefault("bound", self.program.bind(()))
-            call = straight(self.program, bound, len(rest), len(results))
+            call = straight(self.program, bound, len(rest), len(self.slots))
         if call is None:
             return list(otherwise)
         self.names["straight"] = call
-        given = [*(f"o{k}" for k in results), *map(self.argument, rest)]
-        given += [self.symbols[name] for name in self.program.dims]
+        given = [  # new values of an argument are its own memory
+            f"o{k}" if (at := self.placed.get(b.slot)) is None else self.argument(rest[at])
+            for k, b in enumerate(self.segment.buffers[: len(self.slots)])
+        ]
+        given += [*map(self.argument, rest), *map(self.symbols.__getitem__, self.program.dims)]
         given += ["bound.address"] if self.weights else []
         lines = [f"found = straight({', '.join(given)})"]
         if not self.segment.checks:
             return [*lines, "if found is not None:", *(f"    {x}" for x in otherwise)]
-        *steps, problem = otherwise
-        return [*lines, "if found is False:", *(f"    {x}" for x in steps), problem]
+        return [*lines, "if found is False:", *(f"    {x}" for x in otherwise[:-1]), otherwise[-1]]
 
     def _launched(self) -> list[str]:
         """`addresses` are known."""
