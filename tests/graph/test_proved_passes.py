@@ -13,6 +13,7 @@ from tilewright.graph.decompose import Decompose
 from tilewright.graph.dots import DotProducts
 from tilewright.graph.long_concats import LongConcats
 from tilewright.graph.pack import PackOperands
+from tilewright.graph.pixel_gradients import PixelGradients
 from tilewright.graph.weight_sums import WeightSums
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node, node
@@ -81,6 +82,15 @@ def test_channels_last_is_another_order_of_the_same_sums() -> None:
     before = Decompose().apply(graph(build.relu(y)), Log())
     assert proved(before, ChannelsLast(), "reals")
     assert not proved(before, ChannelsLast())
+
+
+def test_gradients_of_single_pixels_are_the_same_sums() -> None:
+    grad, x = arg("g", N, H, H, 6), arg("x", N, H, H, 7)
+    first = (0, 3, 1, 2)
+    y = build.conv_weight_valid(
+        build.permute(grad, first), build.permute(x, first), (1, 1), (1, 1), 1, (1, 1)
+    )
+    assert proved(graph(y), PixelGradients(), "reals")
 
 
 def tiles(x: Node, w: Node, m: int, size: int) -> Node:

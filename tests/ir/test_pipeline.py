@@ -85,7 +85,7 @@ def test_edits_give_another_list() -> None:
     last = CPU.after("Simplify", Simplify(rounds=1))
     assert "EmptyValues, Simplify, Simplify{rounds=1}, JoinSums" in str(last)
     assert Pipeline((*CPU, EmptyValues())) != CPU
-    with pytest.raises(Invalid, match="Winograd needs ChannelsLast"):
+    with pytest.raises(Invalid, match="PixelGradients needs ChannelsLast"):
         CPU.without("ChannelsLast")
     with pytest.raises(Invalid, match="the list has no pass OnlineSoftmax"):
         CPU.without("OnlineSoftmax")

@@ -287,7 +287,7 @@ class _Rewriting:
     def image(self, x: Node, store: bool) -> Node:
         if x in self.stored:
             return self.stored[x]
-        plain, order = _unpermuted(self.as_it_was(x), order_of(x.rank))
+        plain, order = unpermuted(self.as_it_was(x), order_of(x.rank))
         if store and order != tuple(range(x.rank)):  # tiles read it again and again
             return relayout(plain, Map.permutation(order))
         return permute(plain, order)
@@ -301,10 +301,10 @@ class _Rewriting:
             return plain
         if plain.rank < rank:
             plain = reshape(plain, (1,) * (rank - plain.rank) + plain.shape)
-        return permute(*_unpermuted(plain, order_of(rank)))
+        return permute(*unpermuted(plain, order_of(rank)))
 
 
-def _unpermuted(x: Node, order: Order) -> tuple[Node, Order]:
+def unpermuted(x: Node, order: Order) -> tuple[Node, Order]:
     """What a value with its axes in an order is another order of: an image may come with channels
     last, and torch's order is a view of that."""
     while isinstance(x.op, Permute):

@@ -47,7 +47,7 @@ USES = 64
 SMALL = 128 << 10
 
 # Simplification would cancel a relayout and its inverse; the others make or change contractions.
-_AFTER = ("Simplify", "KeyBlocks", "ChannelsLast", "Winograd", "DotProducts")
+_AFTER = ("Simplify", "KeyBlocks", "ChannelsLast", "PixelGradients", "Winograd", "DotProducts")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from tilewright.graph.one_pass_norms import OnePassNorms
 from tilewright.graph.online_softmax import OnlineSoftmax as OnlineSoftmax
 from tilewright.graph.pack import PackOperands
 from tilewright.graph.phases import Phases
+from tilewright.graph.pixel_gradients import PixelGradients
 from tilewright.graph.reciprocals import Reciprocals
 from tilewright.graph.simplify import Simplify
 from tilewright.graph.wide_numbers import WideNumbers
@@ -64,6 +65,7 @@ CPU = Pipeline(
         LongConcats(),
         InParts(),  # behind the hoisting of products, which would take them out of its loops
         ChannelsLast(),
+        PixelGradients(),
         Reciprocals(),
         Winograd(),
         DotProducts(),
