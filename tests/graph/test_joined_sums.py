@@ -122,10 +122,10 @@ def test_updates_of_zeros_add_to_the_other_term(seed: int) -> None:
     numbers = np.random.default_rng(seed)
     shapes = ((rows, 7), (7, width), (count, width))
     args = [numbers.standard_normal(shape).astype(np.float32) for shape in shapes]
-    args.append(numbers.integers(0, rows, count))
+    at = numbers.integers(0, rows, count)
     exact = args[0].astype(float) @ args[1].astype(float)
-    np.add.at(exact, args[3], args[2].astype(float))
-    np.testing.assert_allclose(evaluate(made, args)[0], exact, rtol=1e-5, atol=1e-5)
+    np.add.at(exact, at, args[2].astype(float))
+    np.testing.assert_allclose(evaluate(made, [*args, at])[0], exact, rtol=1e-5, atol=1e-5)
 
 
 def test_updates_stay_apart_where_they_are_not_of_zeros_or_read_again() -> None:
