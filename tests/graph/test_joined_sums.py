@@ -10,10 +10,14 @@ from tests.seeds import drawn
 from tilewright import ops
 from tilewright.base.events import Log
 from tilewright.driver.program.default_passes import passes
+from tilewright.graph.fuse import fuse
 from tilewright.graph.joined_sums import JoinSums
+from tilewright.graph.memory import plan
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.positions import static
+from tilewright.ir.types import f32, i64
+from tilewright.targets import get
 
 
 def joined(inputs: tuple[Node, ...], *outputs: Node) -> Graph:
@@ -97,3 +101,43 @@ def test_sums_that_would_cost_more_stay() -> None:
 def test_strict_precision_adds_up_apart() -> None:
     assert "JoinSums" in str(passes())
     assert "JoinSums" not in str(passes(precision="strict"))
+
+
+@pytest.mark.parametrize("seed", drawn(range(6), 3))
+def test_updates_of_zeros_add_to_the_other_term(seed: int) -> None:
+    """As gradients of words whose weights are also a head's: no second matrix is stored."""
+    rng = random.Random(seed)
+    rows, width, count = rng.randint(2, 9), rng.randint(1, 6), rng.randint(1, 12)
+    x, y, v = arg("x", rows, 7), arg("y", 7, width), arg("v", count, width)
+    i = arg("i", count, dtype=i64)
+    zeros = ops.full((rows, width), 0.0, f32)
+    put = ops.index_put(zeros, v, [i], (0,), True)
+    terms = [ops.matmul(x, y), put]
+    rng.shuffle(terms)
+    g = Graph("g", (x, y, v, i), (ops.add(*terms),))
+    made = JoinSums().apply(g, Log())
+    assert [n.op.name for n in made.nodes() if n.op.name in ("add", "full")] == []
+    p = plan(fuse(made, get("x86-64-v4"), Log()))
+    assert not p.offsets and len(p.in_place) == 1  # the product is updated where it lies
+    numbers = np.random.default_rng(seed)
+    shapes = ((rows, 7), (7, width), (count, width))
+    args = [numbers.standard_normal(shape).astype(np.float32) for shape in shapes]
+    at = numbers.integers(0, rows, count)
+    exact = args[0].astype(float) @ args[1].astype(float)
+    np.add.at(exact, at, args[2].astype(float))
+    np.testing.assert_allclose(evaluate(made, [*args, at])[0], exact, rtol=1e-5, atol=1e-5)
+
+
+def test_updates_stay_apart_where_they_are_not_of_zeros_or_read_again() -> None:
+    x, v, i = arg("x", 5, 4), arg("v", 3, 4), arg("i", 3, dtype=i64)
+    ones, row = ops.full((5, 4), 1.0, f32), ops.full((1, 4), 0.0, f32)
+    zeros = ops.full((5, 4), 0.0, f32)
+    put = ops.index_put(zeros, v, [i], (0,), True)
+    for outputs in (
+        [ops.add(x, ops.index_put(ones, v, [i], (0,), True))],
+        [ops.add(x, ops.index_put(zeros, v, [i], (0,), False))],
+        [ops.add(x, ops.index_put(row, v, [i], (0,), True))],
+        [ops.add(x, put), put],
+    ):
+        made = joined((x, v, i), *outputs)
+        assert any(n.op.name == "add" for n in made.nodes())

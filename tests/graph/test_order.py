@@ -10,7 +10,7 @@ import pytest
 from tests.seeds import drawn
 from tilewright import ops
 from tilewright.graph.cluster import Cluster
-from tilewright.graph.order import _Flow, _is_least, _Sizes, few_live_bytes, peak
+from tilewright.graph.order import _Flow, _is_least, _late, _Sizes, few_live_bytes, peak
 from tilewright.ir.node import Node, input
 from tilewright.ir.types import TensorType, f32
 
@@ -74,6 +74,33 @@ def test_copies_for_a_reader_that_waits_wait_with_it() -> None:
         made.update(c.outputs)
     assert most(clusters, results) >= 7 * BYTES
     assert most(found, results) <= 4 * BYTES
+
+
+def test_what_frees_less_than_it_makes_waits_for_its_reader() -> None:
+    """As scores of attention, computed again for a gradient from keys that were kept: each is the
+    last to read a packed copy, which is smaller."""
+    depth = 10
+    kept = [input(f"k{k}", TensorType(f32, (ROWS, 16))) for k in range(depth)]
+    copies = [ops.neg(k) for k in kept]
+    scores = [ops.exp(ops.concat([c] * 4, 1)) for c in copies]
+    chain = [ops.neg(input("x", TensorType(f32, (ROWS, 64))))]
+    for s in reversed(scores):
+        chain.append(ops.mul(chain[-1], s))
+    clusters = [Cluster((n,), n.inputs, (n,), "map") for n in copies]
+    clusters += [
+        Cluster((s.inputs[0], s), (c,), (s,), "map") for c, s in zip(copies, scores, strict=True)
+    ]
+    clusters += [Cluster((n,), n.inputs, (n,), "map") for n in chain]
+    flow = _Flow.of(clusters, chain[-1:], {})
+    late = _late(flow, range(len(clusters)), _Sizes.of(flow))
+    found = [clusters[k] for k in late]
+    assert sorted(late) == list(range(len(clusters)))
+    made: set[Node] = set()
+    for c in found:
+        assert all(x in made or not x.inputs for x in c.inputs)
+        made.update(c.outputs)
+    assert most(clusters, chain[-1:]) >= depth * BYTES
+    assert most(found, chain[-1:]) <= 3 * BYTES
 
 
 def orders(clusters: list[Cluster]) -> Iterator[list[Cluster]]:

@@ -39,6 +39,7 @@ def test_few_rules_are_only_tested() -> None:
         "pow-2",
         "scatter-one-per-row",
         "sum-one-per-row",
+        "add-updated-zeros",
         "attention-online",
         "masked-attention-online",
         "attention-in-blocks",

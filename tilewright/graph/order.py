@@ -19,7 +19,7 @@ def few_live_bytes(
     clusters: Sequence[Cluster], results: Sequence[Node], aliases: Mapping[Node, Node]
 ) -> list[Cluster]:
     """The best of some orders: as given, always the ready cluster that grows memory least, or chain
-    by chain; and each of these with what frees nothing as late as it can be."""
+    by chain; and each of these with what frees less than it makes as late as it can be."""
     flow = _Flow.of(clusters, results, aliases)
     every = _Sizes.of(flow)
     # Results are the caller's memory, and all there in the end, whatever the order.
@@ -30,7 +30,7 @@ def few_live_bytes(
     for size in (own, every) if own.values != every.values else (every,):
         orders.append(_greedy(flow, size))
         orders += [_Chains(flow, size, most).order() for most in FURTHEST]
-    orders += [_late(flow, found) for found in orders]
+    orders += [_late(flow, o, size) for o in orders for size in (own, every)]
     peaks = [tuple(max(_live(flow, found, size)) for size in (own, every)) for found in orders]
     return [clusters[k] for k in orders[peaks.index(min(peaks))]]
 
@@ -137,17 +137,17 @@ def _reached(k: int, following: Callable[[int], Iterable[int]]) -> set[int]:
     return found
 
 
-def _late(flow: _Flow, order: Sequence[int]) -> list[int]:
-    """Clusters that read nothing for the last time, such as packed copies of inputs, right before
-    the first one that reads them."""
+def _late(flow: _Flow, order: Sequence[int], size: _Sizes) -> list[int]:
+    """Clusters that make more bytes than they free, such as packed copies of inputs, and what is
+    computed again from values that a forward pass kept, right before the first that reads them."""
     place = {k: p for p, k in enumerate(order)}
     last = [max((place[k] for k in found), default=-1) for found in flow.readers]
     at: dict[int, int] = {}  # where a cluster stays, or before which place it runs
     for p in reversed(range(len(order))):
         k = order[p]
-        frees = any(last[v] == p for v in flow.reads[k])
+        free = sum(size.values[v] for v in flow.reads[k] if last[v] == p)
         later = [at[r] for v in flow.makes[k] for r in flow.readers[v]]
-        at[k] = p if frees or not later else min(later)
+        at[k] = p if not later or 0 < free >= size.made[k] else min(later)
     return sorted(order, key=lambda k: (at[k], place[k]))
 
 

@@ -1,8 +1,11 @@
-"""Two sums over the same data, added or subtracted, as one sum.
+"""Two sums, added or subtracted, as one sum.
 
-Such sums may nearly cancel, as in the gradient of a quantiser's scale, and each rounds by its own
-size. Their terms cancel one by one, before anything large is added up. A pass selects the rules by
-name.
+Sums over the same data may nearly cancel, as in the gradient of a quantiser's scale, and each
+rounds by its own size. Their terms cancel one by one, before anything large is added up.
+
+What is added up in zeros, element by element, is added up in the other term instead: a gradient of
+words that are also a head's weights has no second matrix as large as the first. A pass selects the
+rules by name.
 """
 
 from __future__ import annotations
@@ -11,14 +14,30 @@ from collections.abc import Callable
 
 from tilewright import ops
 from tilewright.ir import dim as D
-from tilewright.ir.node import Node
-from tilewright.ir.pattern import Apply, Attr, Guard, Match, Pattern, Rule, Var, filled_value, guard
+from tilewright.ir.node import Node, node
+from tilewright.ir.pattern import (
+    Apply,
+    Attr,
+    Guard,
+    Match,
+    Pattern,
+    Rest,
+    Rule,
+    Var,
+    filled_value,
+    guard,
+    make,
+    op,
+)
+from tilewright.ir.types import i64
+from tilewright.ops.indexing import IndexPut
+from tilewright.rewrites.facts import not_narrow
 from tilewright.rewrites.subject import Maker
 
 ON_REQUEST = True
 MOST_STEPS = 256  # that are looked at for what a term reads
 
-x, y = Var("x"), Var("y")
+x, y, z = Var("x"), Var("y"), Var("z")
 _which = (("axes", Attr("axes")), ("keepdims", Attr("keepdims")))
 
 same_shape = Guard(
@@ -89,7 +108,47 @@ def _sum(term: Var, reshaped: bool) -> Pattern:
     return Apply("reshape", (found,)) if reshaped else found
 
 
-RULES = tuple(
+def _put(m: Match) -> Node:
+    """The update: one of both operands, in either order."""
+    return next(n for n in m.root.inputs if n.op.name == "index_put" and n.inputs[0] is m.z)
+
+
+whole_zeros = Guard(
+    "z is zeros that nothing else adds to, and has the shape of x and of the sum",
+    lambda m: filled_value(m.z) == 0 and m.x.shape == m.z.shape == m.root.shape,
+)
+put_once = Guard("the updated zeros are used here only", lambda m: m.used_once(_put(m)))
+
+
+def _added(m: Match) -> Node:
+    op = _put(m).op
+    assert isinstance(op, IndexPut)
+    return node(op, m.x, *_put(m).inputs[1:])
+
+
+def _zeros_and_more(m: Maker) -> Node:
+    x = m.tensor("x", (m.dim(lo=1), *m.shape(m.whole(0, 1))))
+    rows = m.tensor("i", (m.dim(),), i64)
+    zeros = make("full", shape=x.shape, value=0, dtype=x.dtype)
+    values = m.tensor("v", (*rows.shape, *x.shape[1:]))
+    known = m.rng.choice(["any", "within"])
+    terms = [x, ops.index_put(zeros, values, [rows], (0,), True, known)]
+    m.rng.shuffle(terms)
+    return ops.add(*terms)
+
+
+UPDATED = Rule(
+    "add-updated-zeros",
+    op.add(x, op.index_put(z, Rest("rest"), accumulate=True)),
+    _added,
+    whole_zeros & put_once & not_narrow,
+    changes="rounding",
+    subject=_zeros_and_more,
+    tested="an ordered update has no normal form",
+    dtypes="f",
+)
+
+RULES = (UPDATED,) + tuple(
     Rule(
         f"{name}-{'reshaped-' if reshaped else ''}sums",
         Apply(name, (_sum(x, reshaped), _sum(y, reshaped))),
