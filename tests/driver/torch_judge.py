@@ -87,9 +87,10 @@ class _Timed(Session):
         machine: Machine | None = None,
         updates: tuple[tuple[int, int], ...] = (),
         spent: tuple[int, ...] = (),
+        fresh: bool = False,
     ) -> Any:
         with compiling():
-            return super().compile_graph(graph, machine, updates, spent)
+            return super().compile_graph(graph, machine, updates, spent, fresh)
 
 
 def timed(gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Any) -> Callable[..., Any]:

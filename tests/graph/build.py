@@ -255,7 +255,7 @@ def run_planned(f: Fused, p: Plan, args: Sequence[np.ndarray]) -> list[np.ndarra
         for o in f.graph.outputs
     ]
     sources = dict(zip(f.graph.inputs, args, strict=True))
-    sources |= {x: sources[x].copy() for x, _ in p.over.values()}
+    sources |= {x: sources[x].copy() for x, _ in p.over.values() if isinstance(x, Node)}
     for at, x in p.updated:
         results[at] = sources[x] = sources[x].copy()
 
@@ -272,7 +272,8 @@ def run_planned(f: Fused, p: Plan, args: Sequence[np.ndarray]) -> list[np.ndarra
             return results[at].reshape(-1).view(x.dtype.numpy).reshape(shape)
         if where == "over":
             assert isinstance(at, tuple) and at[1] % 64 == 0
-            room = sources[at[0]].reshape(-1).view(np.uint8)
+            owner = results[at[0]] if isinstance(at[0], int) else sources[at[0]]
+            room = owner.reshape(-1).view(np.uint8)
             assert at[1] + size <= room.size
             return room[at[1] : at[1] + size].view(x.dtype.numpy).reshape(shape)
         assert isinstance(at, int) and at % 64 == 0 and at + size <= arena.size

@@ -270,6 +270,33 @@ def test_values_lie_over_inputs_that_were_read(monkeypatch: pytest.MonkeyPatch) 
     assert over > 40 and in_place
 
 
+def test_values_lie_in_results_before_these_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LENT", 64)
+    before = less = 0
+    for seed in range(60):
+        g = random_graph(seed, 30)
+        f = fuse(g, TARGET, Log())
+        p, alone = plan(f, fresh=True), plan(f)
+        check_run(f, g, p, seed)
+        before += sum(isinstance(owner, int) for owner, _ in p.over.values())
+        assert p.lower_bound <= alone.lower_bound
+        less += p.lower_bound < alone.lower_bound
+        both = plan(f, spent=g.inputs, fresh=True)
+        check_run(f, g, both, seed)
+    assert before > 20 and less > 10
+
+
+def test_new_values_of_inputs_have_nothing_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller has the old value there."""
+    monkeypatch.setattr(memory, "LENT", 64)
+    y = arg("y", 4, 16, 32)
+    small = build.cumsum(build.cumsum(x, 0), 1)
+    total = build.cumsum(build.mul(y, build.cumsum(small, 2)), 0)
+    f = fused(total)
+    assert any(owner == 0 for owner, _ in plan(f, fresh=True).over.values())
+    assert not plan(f, None, {0: y}, fresh=True).over
+
+
 def test_an_input_that_is_a_result_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "LENT", 64)
     y = build.cumsum(build.exp(x), 2)

@@ -3,13 +3,14 @@
 Every value that a cluster stores gets an offset in one arena, unless it is a result of the program:
 then it is written to the caller's buffer. Reshapes share the storage of what they rename. Sizes may
 be symbolic; then values take turns in slots as large as their largest; offsets are sums of these.
-Inputs that nobody needs after a call are memory for values, too, once they have been read.
+Inputs that nobody needs after a call are memory for values, too, once they have been read, and so
+are results whose memory is new for each call, until they are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from tilewright.graph.classify import facts, guess, nbytes
@@ -36,8 +37,9 @@ class Plan:
     peak: int  # the arena's size, with usual values for symbols
     lower_bound: int  # the most bytes of the arena alive at once: no plan is smaller
     updated: tuple[tuple[int, Node], ...] = ()  # results that may lie where an input does
-    # Values in the memory of inputs that are not needed any more, and how many bytes from there
-    over: Mapping[Node, tuple[Node, int]] = field(default_factory=dict)
+    # Values in the memory of inputs that are not needed any more, or of the result at a position,
+    # before it is written; and how many bytes from there
+    over: Mapping[Node, tuple[Node | int, int]] = field(default_factory=dict)
     # Of values in the arena: where they end, and the first and the last batch that needs them
     ends: tuple[tuple[Dim, int, int], ...] = ()
 
@@ -47,8 +49,9 @@ class Plan:
         known = [end for end in found if isinstance(end, int)]
         return max(known, default=0) if len(known) == len(found) else self.size
 
-    def where(self, x: Node) -> tuple[str, Dim | Node | tuple[Node, int]]:
-        """("arena", offset), ("output", position), ("over", (input, at)) or ("source", node)."""
+    def where(self, x: Node) -> tuple[str, Dim | Node | tuple[Node | int, int]]:
+        """("arena", offset), ("output", position), ("over", (input or position, at)) or
+        ("source", node)."""
         base = self.aliases.get(x, x)
         if base in self.outputs:
             return "output", self.outputs[base]
@@ -59,7 +62,7 @@ class Plan:
         return "source", base
 
     def __str__(self) -> str:
-        over = f", {len(self.over)} over inputs" if self.over else ""
+        over = f", {len(self.over)} over inputs and results" if self.over else ""
         return (
             f"arena of {self.size} bytes for {len(self.offsets)} values, "
             f"{len(self.in_place)} in place{over}, {len(self.copies)} copied at the end"
@@ -83,6 +86,7 @@ def plan(
     overwritten: Mapping[Node, int] | None = None,
     updates: Mapping[int, Node] | None = None,
     spent: Collection[Node] = (),
+    fresh: bool = False,
 ) -> Plan:
     """`overwritten`: inputs that may lie where the result at a position goes, such as values that a
     loop carries. They do where that result is an update of them in place.
@@ -90,8 +94,9 @@ def plan(
     `updates`: results that are new values of inputs, which the caller would have there. The plan
     says of which this is possible, whatever else the program reads.
 
-    `spent`: inputs whose values nobody needs after the call."""
-    return _Planner(fused, overwritten or {}, updates or {}, spent).run()
+    `spent`: inputs whose values nobody needs after the call. `fresh`: the memory of results, other
+    than `updates`, has nothing in it before the call."""
+    return _Planner(fused, overwritten or {}, updates or {}, spent, fresh).run()
 
 
 class _Planner:
@@ -101,8 +106,10 @@ class _Planner:
         overwritten: Mapping[Node, int],
         updates: Mapping[int, Node],
         spent: Collection[Node],
+        fresh: bool,
     ) -> None:
         self.fused, self.overwritten, self.updates, self.spent = fused, overwritten, updates, spent
+        self.fresh = fresh
         self.storage: dict[Node, _Storage] = {}
         self.in_place: dict[Node, Node] = {}
         self.readers: dict[tuple[Node, int], int] = {}  # of a value in a batch
@@ -133,11 +140,14 @@ class _Planner:
             if x in self.storage and self.storage[x].nodes == [x]:
                 del self.storage[x]
         storages = list({id(s): s for s in self.storage.values()}.values())
-        rooms = [_Room(s) for s in storages if s.over is not None]
+        rooms = [_Room(s.over, _room_of(s.over), s) for s in storages if s.over is not None]
+        over: dict[Node, tuple[Node | int, int]]
         over = {n: (s.over, 0) for s in storages if s.over for n in s.nodes if n is not s.over}
         inside = _place_over(
             [s for s in storages if s.output is None and s.over is None], rooms, over
         )
+        if self.fresh:
+            inside = _place_before(inside, list(self.unwritten(storages)), over)
         size = _place_all(inside, offsets := {})
         bound = _most_alive([(guess(s.size), s.first, s.last) for s in inside])
         outputs = {n: s.output for s in storages if s.output is not None for n in s.nodes}
@@ -159,6 +169,17 @@ class _Planner:
         """Has an input enough bytes, of a known number?"""
         size = nbytes(x.ttype)
         return isinstance(size, int) and size >= LENT
+
+    def unwritten(self, storages: Sequence[_Storage]) -> Iterator[_Room]:
+        """The memory of results, which is free until they are written."""
+        taken = {*self.overwritten.values(), *self.updates}
+        end = len(self.fused.clusters)
+        for s in storages:
+            if s.output is None or s.output in taken or not isinstance(s.size, int):
+                continue
+            size = nbytes(self.fused.graph.outputs[s.output].ttype)
+            if s.first > 0 and isinstance(size, int) and size >= LENT:
+                yield _Room(s.output, size, replace(s, last=end))
 
     def base(self, x: Node) -> Node:
         return self.fused.aliases.get(x, x)
@@ -297,16 +318,24 @@ def _loaded(t: Tensor) -> set[Tensor | str]:
 # ---- placement
 
 LENT = 1 << 16  # bytes of an input from which on its memory is used again
+# Before a result is written, its memory serves values that are so much of what the arena would be:
+# smaller ones take turns in memory that the caches know.
+SHARE = 16
+MOVES = 64  # of such values, at most
+
+
+def _room_of(x: Node) -> int:
+    size = nbytes(x.ttype)
+    assert isinstance(size, int)
+    return size
 
 
 class _Room:
-    """The memory of an input, and what lives there, after it has been read."""
+    """The memory of an input, after it has been read, or of a result, before it is written; and
+    what lives there."""
 
-    def __init__(self, own: _Storage) -> None:
-        assert own.over is not None
-        self.input = own.over
-        size = nbytes(self.input.ttype)
-        assert isinstance(size, int)
+    def __init__(self, owner: Node | int, size: int, own: _Storage) -> None:
+        self.owner = owner
         self.size = size // ALIGNMENT * ALIGNMENT
         self.tenants = [(0, self.size, own.first, own.last)]  # first and last byte, and moment
 
@@ -324,22 +353,44 @@ class _Room:
 
 
 def _place_over(
-    storages: Sequence[_Storage], rooms: Sequence[_Room], over: dict[Node, tuple[Node, int]]
+    storages: Sequence[_Storage], rooms: Sequence[_Room], over: dict[Node, tuple[Node | int, int]]
 ) -> list[_Storage]:
     """Those that find no room in the memory of inputs; the largest look for it first."""
-    rest: list[_Storage] = []
-    for s in sorted(storages, key=lambda s: (-guess(s.size), s.first)):
-        size = s.size
-        found: list[tuple[tuple[int, int], int]] = []
-        if isinstance(size, int) and size >= LENT:
-            at = ((r.offset(size, s.first, s.last), k) for k, r in enumerate(rooms))
-            found = [(where, k) for where, k in at if where is not None]
-        if not found or not isinstance(size, int):
-            rest.append(s)
-            continue
-        (_, offset), k = min(found)
-        rooms[k].tenants.append((offset, offset + size, s.first, s.last))
-        over.update((n, (rooms[k].input, offset)) for n in s.nodes)
+    largest = sorted(storages, key=lambda s: (-guess(s.size), s.first))
+    return [s for s in largest if not _finds_room(s, rooms, over)]
+
+
+def _finds_room(
+    s: _Storage, rooms: Sequence[_Room], over: dict[Node, tuple[Node | int, int]]
+) -> bool:
+    """In the gap that it fills best."""
+    size = s.size
+    if not isinstance(size, int) or size < LENT:
+        return False
+    at = ((r.offset(size, s.first, s.last), k) for k, r in enumerate(rooms))
+    found = [(where, k) for where, k in at if where is not None]
+    if not found:
+        return False
+    (_, offset), k = min(found)
+    rooms[k].tenants.append((offset, offset + size, s.first, s.last))
+    over.update((n, (rooms[k].owner, offset)) for n in s.nodes)
+    return True
+
+
+def _place_before(
+    storages: Sequence[_Storage], rooms: Sequence[_Room], over: dict[Node, tuple[Node | int, int]]
+) -> list[_Storage]:
+    """Those that stay in the arena when, as long as that makes it smaller, the largest of those
+    that are alive with the most bytes lie where results will be."""
+    rest = list(storages)
+    for _ in range(MOVES if rooms else 0):
+        alive, moment = _fullest([(guess(s.size), s.first, s.last) for s in rest])
+        there = [s for s in rest if s.first <= moment <= s.last and guess(s.size) * SHARE >= alive]
+        there.sort(key=lambda s: -guess(s.size))
+        moved = next((s for s in there if _finds_room(s, rooms, over)), None)
+        if moved is None:
+            break
+        rest.remove(moved)
     return rest
 
 
@@ -434,12 +485,18 @@ def _best_fit(items: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int
 
 
 def _most_alive(items: Sequence[Lifetime]) -> int:
+    return _fullest(items)[0]
+
+
+def _fullest(items: Sequence[Lifetime]) -> tuple[int, int]:
+    """The most bytes that are alive at once, and when."""
     change: dict[int, int] = {}
     for size, first, last in items:
         change[first] = change.get(first, 0) + size
         change[last + 1] = change.get(last + 1, 0) - size
-    live = best = 0
+    live = best = when = 0
     for moment in sorted(change):
         live += change[moment]
-        best = max(best, live)
-    return best
+        if live > best:
+            best, when = live, moment
+    return best, when

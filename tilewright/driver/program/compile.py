@@ -181,7 +181,12 @@ def compiled(
         if by is options.choose:  # one of the user's own decides about every kernel
             always.recorded = Recorded()
         always.begin(
-            parts.main, len(graph.inputs), graph.inputs, dict(options.updates), options.spent
+            parts.main,
+            len(graph.inputs),
+            graph.inputs,
+            dict(options.updates),
+            options.spent,
+            options.fresh_results,
         )
         builders = [b for b in (once, always) if b is not None]
         with phases("kernels"):
@@ -222,7 +227,8 @@ def looked_into(graph: Graph, options: Options, target: Target) -> list[Cut]:
     parts = split(graph, options, target, Log(), runs=runs)
     cuts = [fuse(g, target, Log()) for g in (parts.main, parts.prologue) if g is not None]
     new = {at: graph.inputs[k] for at, k in options.updates}
-    plans = [plan(cuts[0], None, new, [graph.inputs[k] for k in options.spent])]
+    spent = [graph.inputs[k] for k in options.spent]
+    plans = [plan(cuts[0], None, new, spent, options.fresh_results)]
     plans += map(plan, cuts[1:])
     return [Cut(fused, p, tuple(runs)) for fused, p in zip(cuts, plans, strict=True)]
 
@@ -268,9 +274,10 @@ class Builder:
         order: Sequence[Node] = (),
         updates: Mapping[int, int] | None = None,
         spent: Sequence[int] = (),
+        fresh: bool = False,
     ) -> None:
         """`given` inputs come from the caller; then constants, then what the prologue folds.
-        `updates`, `spent`: see Options."""
+        `updates`, `spent`, `fresh`: see Options."""
         own = list(order or graph.inputs)
         own = own[:given]
         folded = [n for n in graph.inputs if n not in own]
@@ -283,9 +290,10 @@ class Builder:
         with self.phases("fusion and memory"):
             new = {at: own[k] for at, k in (updates or {}).items()}
             free = [own[k] for k in spent]
-            _, self.arena = self.entry(graph, symbol, inputs, updates=new, spent=free)
+            _, self.arena = self.entry(graph, symbol, inputs, None, new, free, fresh)
         self.updated = tuple((at, own.index(x)) for at, x in self.plan.updated)
-        self.spent = tuple(sorted({own.index(x) for x, _ in self.plan.over.values()}))
+        owners = {x for x, _ in self.plan.over.values() if isinstance(x, Node)}
+        self.spent = tuple(sorted(map(own.index, owners)))
         with self.phases("kernels"):
             if not self.at_once:
                 self._compile(list(self.kernels.values()))
@@ -327,9 +335,10 @@ class Builder:
         overwritten: Mapping[Node, int] | None = None,
         updates: Mapping[int, Node] | None = None,
         spent: Sequence[Node] = (),
+        fresh: bool = False,
     ) -> tuple[Entry, Dim]:
         fused = fuse(graph, self.target, self.log)
-        p = plan(fused, overwritten, updates, spent)
+        p = plan(fused, overwritten, updates, spent, fresh)
         self.fused, self.plan = fused, p
         where = Where(p, inputs, self.constants)
         dims = tuple(sorted(graph_symbols(fused.graph)))

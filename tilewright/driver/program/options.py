@@ -55,3 +55,5 @@ class Options:
     # Inputs whose values nobody needs after a call: programs of a processor may have others in
     # their memory (`Program.spent`)
     spent: tuple[int, ...] = ()
+    # The memory of results is new for each call: others may lie there until they are written
+    fresh_results: bool = False

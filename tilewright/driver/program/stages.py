@@ -435,5 +435,6 @@ def _where(n: Node, plan: Plan) -> str:
     kind, at = plan.where(n)
     over = f" over {plan.in_place[n].op.name}" if n in plan.in_place else ""
     if isinstance(at, tuple):
-        return f"(over {at[0].op} from byte {at[1]})"
+        owner = at[0].op if isinstance(at[0], Node) else f"output {at[0]}"
+        return f"(over {owner} from byte {at[1]})"
     return f"(output {at}{over})" if kind == "output" else f"({kind} {at}{over})"

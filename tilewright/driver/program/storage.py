@@ -20,7 +20,10 @@ class Where:
             assert isinstance(at, int)
             return Slot("out", at)
         if isinstance(at, tuple):
-            return Slot("in", self.inputs[at[0]], at[1])
+            owner, offset = at
+            if isinstance(owner, int):
+                return Slot("out", owner, offset)
+            return Slot("in", self.inputs[owner], offset)
         if not isinstance(at, Node):
             return Slot("arena", at)
         if at in self.inputs:

@@ -306,10 +306,11 @@ class Session:
         machine: Machine | None = None,
         updates: tuple[tuple[int, int], ...] = (),
         spent: tuple[int, ...] = (),
+        fresh: bool = False,
     ) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
-        options = self._program_options(machine, updates, spent)
+        options = self._program_options(machine, updates, spent, fresh)
         return compile_graph(graph, options, self.log, machine)
 
     def _meanwhile(self, machine: Machine | None) -> Meanwhile | None:
@@ -333,6 +334,7 @@ class Session:
         machine: Machine | None,
         updates: tuple[tuple[int, int], ...] = (),
         spent: tuple[int, ...] = (),
+        fresh: bool = False,
     ) -> Options:
         given = self.options
         return Options(
@@ -347,6 +349,7 @@ class Session:
             one_kernel=given.one_kernel and machine is not None,
             updates=updates,
             spent=() if given.validate or given.optimize else spent,  # they run on values twice
+            fresh_results=fresh,
         )
 
     def _passes(self, machine: Machine | None) -> Pipeline | None:

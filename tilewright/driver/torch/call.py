@@ -88,6 +88,8 @@ class Unit:
                 compile = partial(compile, updates=updates)
             if free := spent_inputs(captured, spent):
                 compile = partial(compile, spent=free)
+            if kind in TRAINING:
+                compile = partial(compile, fresh=True)
         self.segments = [SegmentRunner(s, compile, log, keep, device) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
