@@ -147,6 +147,8 @@ class Program:
         self._fixed: list[int] = []  # where the constants are
         self._frames: list[_Frame] = []
         self._shares = 0  # bytes of its largest arena that was shared
+        # Where large arenas lie instead, beside what a call returns: see `room.py`.
+        self.room: room.Room | None = None
         self._lock = Lock()
         self._load(symbols)
         self._derived: Derived | None = None
@@ -301,12 +303,7 @@ class Program:
             size = frame.needs
         assert size is not None
         if size >= SHARED:
-            if size > self._shares:
-                self._shares = size
-                ARENAS.join(self, size)
-            arena = ARENAS.take(size)
-            self._call(*frame.at, arena.address)
-            ARENAS.put(arena)
+            self._run_in_large(frame, size)
         else:
             if frame.size < size:
                 require_room(size, "the arena of a call")
@@ -318,6 +315,21 @@ class Program:
             found = [x.value for x in frame.found]
         self._frames.append(frame)
         return found
+
+    def _run_in_large(self, frame: _Frame, size: int) -> None:
+        """A call in an arena that serves other programs, too."""
+        if size > self._shares:
+            if self.room is not None:
+                require_room(size, "the arena of a call")
+            self._shares = size
+            ARENAS.join(self, size)
+        piece = None if self.room is None else self.room.piece(size)
+        if piece is not None:
+            self._call(*frame.at, piece.ctypes.data)
+            return
+        arena = ARENAS.take(size)
+        self._call(*frame.at, arena.address)
+        ARENAS.put(arena)
 
     def _fold(self, addresses: list[int], weights: Sequence[Weight] | None) -> Derived:
         identity = addresses if weights is None else [w.key for w in weights]

@@ -10,6 +10,8 @@ from torch import nn
 
 import tilewright as tw
 from tilewright.base import knobs
+from tilewright.driver.api import history_of
+from tilewright.runtime.arenas import ARENAS, SHARED
 from tilewright.runtime.room import LEAST, Piece
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="such memory is reserved on Linux")
@@ -75,3 +77,26 @@ def test_without_pages_that_stay(made: list[int]) -> None:
         with knobs.keep_pages.override(keep):
             tw.compile(lambda x, net=net: net(x).square().sum())(x).backward()
         assert bool(made) is keep
+
+
+def test_large_arenas_lie_beside_results_where_pages_stay() -> None:
+    for keep in (True, False):
+        torch._dynamo.reset()
+        ARENAS.trim()
+        net = nn.Sequential(nn.Linear(1024, 2048), nn.GELU(), nn.Linear(2048, 1024))
+        x = torch.randn(256, 1024)
+        net(x).square().mean().backward()
+        right = {n: _gradient(p).clone() for n, p in net.named_parameters()}
+        with knobs.keep_pages.override(keep):
+            fast = tw.compile(lambda x, net=net: net(x).square().mean())
+            for _ in range(2):
+                net.zero_grad(set_to_none=True)
+                fast(x).backward()
+        (sessions, *_), largest = history_of(fast), 0
+        for p in (p for s in sessions for u in s.units for p in u.programs):
+            largest = max(largest, p.arena_size())
+            assert (p.room is not None) == keep
+        assert largest >= SHARED
+        assert (ARENAS.held == 0) == keep
+        for n, p in net.named_parameters():
+            torch.testing.assert_close(p.grad, right[n], rtol=2e-2, atol=1e-5)

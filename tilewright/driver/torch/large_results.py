@@ -27,11 +27,14 @@ class LargeResults:
 
     @staticmethod
     def of(program: Any) -> LargeResults | None:
-        """For a program, as long as it lives. None where there is no such memory."""
+        """For a program, as long as it lives. None where there is no such memory. The program's
+        own large arena lies there, too: what a forward pass needed for a while, its gradients
+        take."""
         found = room() if _tensor_of is not None else None
         if found is None:
             return None
         found.join(program)
+        program.room = found
         return LargeResults(found)
 
     def maker(self, b: Buffer) -> Callable[[], torch.Tensor] | None:
