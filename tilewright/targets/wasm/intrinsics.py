@@ -21,7 +21,7 @@ def _products(name: str, relaxed: bool) -> tuple[Product, Product]:
     found = [
         declare_product(
             Product(own, f32, f32, f32, rows=8, columns=12, lanes=4, loads=loads),
-            FmaTile(4, "k" if loads == "sum" else "i", add, apart=0 if relaxed else _APART),
+            FmaTile(4, "k" if loads == "sum" else "i", add, 0 if relaxed else _APART, relaxed),
             declares,
             (feature,),
         )
