@@ -57,7 +57,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Target:
-    """A machine to compile for. Sizes are bytes; `features` are LLVM's, such as `+avx2`."""
+    """A machine to compile for. Sizes are bytes; `features` are LLVM's, such as `+avx2`, and with a
+    point in their names, such as `+engine.vectors32`, what LLVM does not know and programs ask."""
 
     name: str
     triple: str
@@ -180,7 +181,7 @@ class Target:
 
     def feature_string(self) -> str:
         """The features as LLVM's target machine takes them."""
-        return ",".join(self.features)
+        return ",".join(f for f in self.features if "." not in f)
 
     def codegen_key(self) -> str:
         """What decides the machine code of a given LLVM text; cores and caches do not."""

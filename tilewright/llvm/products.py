@@ -86,7 +86,8 @@ class FmaTile:
 
     `ordered`: fused products stay in this order too. LLVM's order for WebAssembly adds all products
     of one sum after each other, which keeps every operand of four values of k in a register, and
-    V8 has fifteen on x86-64.
+    V8 has fifteen on x86-64. `each`: an element of a is loaded into every lane where it is
+    multiplied, however a lies: x86-64 loads and spreads in one instruction.
     """
 
     lanes: int
@@ -94,6 +95,7 @@ class FmaTile:
     add: Add | None = None  # None: by LLVM's fused multiply-add
     apart: int = 0
     ordered: bool = False
+    each: bool = False
 
     def __call__(self, sizes: Sizes, ahead: tuple[Ask, ...] = ()) -> str:
         """The body, which prefetches while k runs."""
@@ -149,9 +151,10 @@ class FmaTile:
 
         def one(r: int, u: int) -> str:
             p = b.at("float", start, (row, r), (step, u))
-            return b.spread("float", b.load("float", p, 4), n)
+            x = b.spread("float", b.load("float", p, 4), n)
+            return b.put(in_place(self.vector, x)) if self.each else x
 
-        if self.along == "k" and count == n:
+        if self.along == "k" and count == n and not self.each:
 
             @cache
             def vector(r: int) -> str:
@@ -165,7 +168,7 @@ class FmaTile:
         starts = [min(r, rows - n) for r in range(0, rows, n)]
 
         def of(u: int) -> list[Callable[[], str]]:
-            if self.along != "i" or rows < n:
+            if self.along != "i" or rows < n or self.each:
                 return [lambda r=r: one(r, u) for r in range(rows)]
             vectors = [
                 b.load(self.vector, b.at("float", start, (row, r), (step, u)), 4) for r in starts
