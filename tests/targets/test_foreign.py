@@ -202,6 +202,26 @@ def test_products_of_webassembly() -> None:
         assert "v128.load\t32:" in code
 
 
+def test_limits_in_webassembly(tmp_path: Path) -> None:
+    """Engines on x86-64 have many instructions for a maximum and two for a comparison; NaN stays,
+    and the maximum of a zero and 0 is no negative one."""
+    x = np.array([-0.0, 0, np.nan, -np.nan, 7, -7, 6, np.inf, -np.inf, 1e-42] * 8, np.float32)
+    inner = input("x", TensorType(f32, x.shape))
+    graph = Graph("limits", (inner,), (ops.minimum(ops.maximum(inner, 0.0), 6.0),))
+    right = np.where(np.isnan(x), x, np.clip(x, 0, 6) + np.float32(0))
+    for name, instructions in (("wasm32", 0), ("wasm32-arm", 2)):
+        target = targets.get(name)
+        data = built_elsewhere(graph, target)
+        (got,) = runner(target, tmp_path)(data, [x], [])
+        assert np.array_equal(np.isnan(got), np.isnan(x))
+        numbers = ~np.isnan(x)
+        assert np.array_equal(got[numbers].view(np.uint32), right[numbers].view(np.uint32)), got
+        (k,) = kernels_for(graph, Options(), target)
+        nest = legalise(default_schedule(parse_group(k.group), target)[1], target)
+        found = re.findall(r"f32x4\.(min|max)\b", assembly(emit(nest, target), target))
+        assert len(set(found)) == instructions, found
+
+
 def test_deep_products_in_webassembly(tmp_path: Path) -> None:
     """Where a panel leaves the first cache and nothing prefetches it, all rows pass by a part of it
     before the next part."""

@@ -75,6 +75,9 @@ class Target:
     # that distinguish zeros? Without, a few other instructions do it.
     rounds: bool = True
     f64_maximum: bool = True
+    # Maxima of vectors of floats, in which NaN stays, in a few instructions. Without, a comparison
+    # gives those with a constant.
+    maximum: bool = True
     # Conversions of vectors to integers that give the nearest one where a number does not fit.
     saturates: bool = True
     # Instructions that convert to bfloat16, and loads and stores that leave lanes out by a mask.

@@ -53,6 +53,7 @@ def _wasm(relaxed: bool, threads: bool, many: bool) -> Target:
         vector_registers=16,
         pointer_bits=32,
         converts_f16=False,
+        maximum=many,  # V8 has eight instructions for one on x86-64, and one on Arm
         stack=64 * 1024,
         prefetch=0,
         cores=_CORES if threads else 1,
