@@ -24,6 +24,7 @@ def lacking() -> Target:
         converts_f16=False,
         rounds=False,
         f64_maximum=False,
+        maximum=False,
         saturates=False,
         has_fma=False,
         products=(),
@@ -71,6 +72,20 @@ def test_maxima_distinguish_zeros(name: str, lanes: bool) -> None:
     both = np.signbit(a) & np.signbit(b) if name == "max" else np.signbit(a) | np.signbit(b)
     right = np.where(zeros, np.where(both, -0.0, 0.0), right)
     assert same(got, right)
+
+
+@pytest.mark.parametrize("limit", ["0.0", "-0.0", "6.0", "inf", "-inf", "nan"])
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_limits_are_compared(name: str, limit: str) -> None:
+    """NaN stays, and zeros are distinguished."""
+    x = values("float32")
+    bound = np.full_like(x, np.float32(limit))
+    got = made(f"{name}(a@, {limit})", "f32", "f32", True, a=x)
+    right = {"max": np.maximum, "min": np.minimum}[name](x, bound)
+    zeros = (x == 0) & (bound == 0)
+    signs = [np.signbit(v) for v in (x, bound)]
+    both = signs[0] & signs[1] if name == "max" else signs[0] | signs[1]
+    assert same(got, np.where(zeros, np.where(both, -0.0, 0.0), right).astype(np.float32))
 
 
 @pytest.mark.parametrize("lanes", [True, False])

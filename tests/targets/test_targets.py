@@ -73,7 +73,18 @@ def test_keys() -> None:
     assert renamed.key() == v3.key()
     assert bigger.key() != v3.key()
     assert bigger.codegen_key() == v3.codegen_key()
-    assert len({targets.get(name).codegen_key() for name in PROCESSORS[1:]}) == len(PROCESSORS) - 1
+    known = [targets.get(name) for name in PROCESSORS[1:]]
+    apart = [x for x in known if not any("." in f for f in x.features)]
+    assert len({x.codegen_key() for x in apart}) == len(apart) < len(known)
+
+
+def test_features_that_llvm_does_not_know() -> None:
+    """Programs ask them of the machine; LLVM would complain."""
+    plain, arm = targets.get("wasm32"), targets.get("wasm32-arm")
+    (own,) = set(arm.features) - set(plain.features)
+    assert arm.has(own[1:]) and "." in own and own[1:] in targets.family_of(arm).tests
+    assert arm.feature_string() == plain.feature_string() == ",".join(plain.features)
+    assert arm.codegen_key() == plain.codegen_key() and arm.key() != plain.key()
 
 
 def test_an_unknown_name_lists_the_known() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import tempfile
 from collections.abc import Callable
 from importlib import import_module
@@ -83,6 +84,7 @@ def main() -> None:
     folder = given.folder or Path(own.name)
     folder.mkdir(exist_ok=True)
     suffix = "-threads" if given.threads > 1 else ""
+    suffix += "-arm" if platform.machine() in ("aarch64", "arm64") else ""
     targets = [f"wasm32{suffix}", f"wasm32-relaxed{suffix}"]
     for name in given.models.split(","):
         if not (folder / f"{name}.onnx").exists():

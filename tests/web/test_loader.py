@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import torch
 
 from tests.web.nets import drawn, export_mixed, mixed
 from tilewright.driver.export.sentences import SENTENCES
+from tilewright.targets.wasm import FAMILY
 
 LOADER = files("tilewright") / "web" / "tilewright.js"
 
@@ -76,6 +78,28 @@ def test_weights_in_half_the_bits(tmp_path: Path) -> None:
     with torch.no_grad():
         right = half(drawn(7)[0].double(), drawn(7)[1])["y"]
     np.testing.assert_allclose(found["results"]["y"]["data"], right.flatten(), 1e-3, 1e-3)
+
+
+def test_a_module_is_run_to_choose_a_level(package: Path) -> None:
+    """The first level whose module gives a number other than 0; one that cannot run says no."""
+    (level,) = json.loads((package / "manifest.json").read_text())["levels"]
+
+    def module(body: str) -> str:
+        """One that exports a function without arguments, of one i32."""
+        size = len(body) // 2
+        code = f"0a{size + 4:02x}01{size + 2:02x}00{body}0b"
+        return f"run:0061736d010000000105016000017f0302010007050101720000{code}"
+
+    tests = {module("4101"): True, module("4100"): False, module("00"): False, "run:00": False}
+    own = FAMILY.tests["engine.vectors32"]
+    tests[own] = platform.machine() in ("aarch64", "arm64")
+    cases = []
+    for test in tests:
+        levels = [dict(level, target="first", features={"f": test}), level]
+        files = {"manifest.json": {"edit": {"levels": levels}}}
+        cases.append({"files": files, "inputs": inputs(2)})
+    for found, first in zip(answers(package, *cases), tests.values(), strict=True):
+        assert found.get("level") == ("first" if first else "wasm32"), found
 
 
 def test_what_is_wrong_gets_the_sentences_of_other_runtimes(package: Path) -> None:

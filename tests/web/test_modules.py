@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import struct
 from math import prod
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.web.nets import drawn, export_mixed, mixed
 from tilewright.driver.export.api import export
 from tilewright.driver.export.info import info
 from tilewright.driver.export.manifest import checksum
+from tilewright.driver.export.web import TARGETS as TARGETS_OF_PAGES
+from tilewright.targets.wasm import FAMILY
 
 TARGETS = ("wasm32", "wasm32-relaxed-threads")
 DTYPES = {"f32": np.dtype("float32"), "i64": np.dtype("int64")}
@@ -83,7 +86,7 @@ def test_levels_are_small_and_share_weights(package: Path) -> None:
         assert x["bytes"] == len(code) <= 100_000
         assert x["blake2b"] == checksum(code)
         assert x["file"] == f"code/{x['target']}.wasm" and not x["pool"]
-        assert set(x["features"]) <= {"simd128", "relaxed-simd", "atomics"}
+        assert set(x["features"]) <= {"simd128", "relaxed-simd", "atomics", "engine.vectors32"}
     assert not any(info(package, verify=True).problems)
     modules = info(package).modules
     assert modules["code/wasm32.wasm"].imports == ()
@@ -92,6 +95,33 @@ def test_levels_are_small_and_share_weights(package: Path) -> None:
     assert not manifest["pool"] and not (package / "include").exists()
     once = sum(p.numel() * 4 for p in mixed().parameters())
     assert manifest["weights"]["bytes"] < 1.5 * once
+
+
+def test_levels_for_arm_come_first_and_read_the_same_weights(tmp_path: Path) -> None:
+    """They differ in rows of tiles, and weights are packed in columns."""
+    sizes = []
+    for n, targets in enumerate((("wasm32", "wasm32-relaxed"), TARGETS_OF_PAGES)):
+        path = tmp_path / str(n)
+        export_mixed(str(path), targets)
+        sizes.append(manifest_of(path)["weights"]["bytes"])
+    assert sizes[0] == sizes[1]
+    names = [x["target"] for x in manifest_of(path)["levels"]]
+    assert len(names) == 8
+    for name in names:
+        if not name.endswith("-arm"):
+            assert names.index(f"{name}-arm") < names.index(name)
+
+
+def test_a_module_tells_processors_apart() -> None:
+    """As engines of this machine run it."""
+    wasmtime = pytest.importorskip("wasmtime")
+    kind, _, code = FAMILY.tests["engine.vectors32"].partition(":")
+    assert kind == "run"
+    store = wasmtime.Store()
+    module = wasmtime.Module(store.engine, bytes.fromhex(code))
+    (function,) = wasmtime.Instance(store, module, []).exports(store).values()
+    arm = platform.machine() in ("aarch64", "arm64")
+    assert bool(function(store)) == arm
 
 
 def test_one_tensor_as_two_examples(tmp_path: Path) -> None:

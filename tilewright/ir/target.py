@@ -57,7 +57,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Target:
-    """A machine to compile for. Sizes are bytes; `features` are LLVM's, such as `+avx2`."""
+    """A machine to compile for. Sizes are bytes; `features` are LLVM's, such as `+avx2`, and with a
+    point in their names, such as `+engine.vectors32`, what LLVM does not know and programs ask."""
 
     name: str
     triple: str
@@ -74,6 +75,9 @@ class Target:
     # that distinguish zeros? Without, a few other instructions do it.
     rounds: bool = True
     f64_maximum: bool = True
+    # Maxima of vectors of floats, in which NaN stays, in a few instructions. Without, a comparison
+    # gives those with a constant.
+    maximum: bool = True
     # Conversions of vectors to integers that give the nearest one where a number does not fit.
     saturates: bool = True
     # Instructions that convert to bfloat16, and loads and stores that leave lanes out by a mask.
@@ -180,7 +184,7 @@ class Target:
 
     def feature_string(self) -> str:
         """The features as LLVM's target machine takes them."""
-        return ",".join(self.features)
+        return ",".join(f for f in self.features if "." not in f)
 
     def codegen_key(self) -> str:
         """What decides the machine code of a given LLVM text; cores and caches do not."""

@@ -18,11 +18,18 @@ class Has:
     f16: bool = True  # conversions of half precision
     whole: bool = True  # floats rounded to whole numbers
     f64_maximum: bool = True  # maxima of doubles that distinguish zeros
+    maximum: bool = True  # maxima of vectors of floats in which NaN stays
     saturates: bool = True  # vectors of floats to integers, the nearest where there is none
 
     @staticmethod
     def of(target: Target) -> Has:
-        return Has(target.converts_f16, target.rounds, target.f64_maximum, target.saturates)
+        return Has(
+            target.converts_f16,
+            target.rounds,
+            target.f64_maximum,
+            target.maximum,
+            target.saturates,
+        )
 
 
 def rounded(name: str, t: str, x: str, n: Lanes) -> str:
@@ -57,6 +64,15 @@ def with_ordered_zeros(name: str, r: str, x: str, y: str, n: Lanes) -> str:
     joined = n.op("and" if name == "max" else "or", a, b, "i64")
     equal = n.op("fcmp oeq", x, y, "double")
     return n.choose(equal, n.convert("bitcast", joined, "i64", "double"), r, "double")
+
+
+def bounded(name: str, x: str, limit: str, zero: str, t: str, n: Lanes) -> str:
+    """The maximum or minimum of vectors of floats and a constant that is a number; `zero` is the
+    one that the function prefers to the other. NaN is neither beyond it nor the same."""
+    code = "olt" if name == "max" else "ogt"
+    if limit == zero:
+        code = "ole" if name == "max" else "oge"
+    return n.choose(n.op(f"fcmp {code}", x, limit, t), limit, x, t)
 
 
 def saturated(t: str, x: str, n: Lanes) -> str:

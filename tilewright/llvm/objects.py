@@ -228,7 +228,7 @@ def _target_machine(target: Target, level: int) -> Any:
         )
     known = _ARCHITECTURES.get(target.arch)
     always = known.features if known is not None else ()
-    features = ",".join((*always, *target.features))
+    features = ",".join(filter(None, (*always, target.feature_string())))
     machine = _c.LLVMPY_CreateTargetMachine(
         found,
         target.triple.encode(),

@@ -83,12 +83,19 @@ class FmaTile:
     each product right before its addition, which then waits for it, and nobody orders instructions
     again. On a Neoverse N1, Chromium's code of a 4x3 tile makes 8.5 products a nanosecond in LLVM's
     order and 9.4 with three under way; with more, x86-64 has too few registers.
+
+    `ordered`: fused products stay in this order too. LLVM's order for WebAssembly adds all products
+    of one sum after each other, which keeps every operand of four values of k in a register, and
+    V8 has fifteen on x86-64. `each`: an element of a is loaded into every lane where it is
+    multiplied, however a lies: x86-64 loads and spreads in one instruction.
     """
 
     lanes: int
     along: str = ""
     add: Add | None = None  # None: by LLVM's fused multiply-add
     apart: int = 0
+    ordered: bool = False
+    each: bool = False
 
     def __call__(self, sizes: Sizes, ahead: tuple[Ask, ...] = ()) -> str:
         """The body, which prefetches while k runs."""
@@ -126,7 +133,8 @@ class FmaTile:
                         waiting.append((row, c, b.put(in_place(v, b.put(f"fmul {v} {x}, {y}")))))
                         join(self.apart - 1)
                     else:
-                        row[c] = add(b, v, row[c], x, y)
+                        total = add(b, v, row[c], x, y)
+                        row[c] = b.put(in_place(v, total)) if self.ordered else total
         join(0)
 
     def factors(
@@ -143,15 +151,16 @@ class FmaTile:
 
         def one(r: int, u: int) -> str:
             p = b.at("float", start, (row, r), (step, u))
-            return b.spread("float", b.load("float", p, 4), n)
+            x = b.spread("float", b.load("float", p, 4), n)
+            return b.put(in_place(self.vector, x)) if self.each else x
 
-        if self.along == "k" and count == n:
+        if self.along == "k" and count == n and not self.each:
 
             @cache
             def vector(r: int) -> str:
                 return b.load(self.vector, b.at("float", start, (row, r)), 4)
 
-            for r in range(0 if self.apart else rows):
+            for r in range(0 if self.apart or self.ordered else rows):
                 vector(r)  # all before the first product: their order is LLVM's
             return lambda u: [lambda r=r: b.pick("float", vector(r), u, n) for r in range(rows)]
 
@@ -159,7 +168,7 @@ class FmaTile:
         starts = [min(r, rows - n) for r in range(0, rows, n)]
 
         def of(u: int) -> list[Callable[[], str]]:
-            if self.along != "i" or rows < n:
+            if self.along != "i" or rows < n or self.each:
                 return [lambda r=r: one(r, u) for r in range(rows)]
             vectors = [
                 b.load(self.vector, b.at("float", start, (row, r), (step, u)), 4) for r in starts

@@ -8,6 +8,7 @@ convert them, integer arithmetic does (`narrow`).
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -99,8 +100,9 @@ class Arith:
     def math(self, name: str, d: DType, lanes: int, *args: str) -> str:
         elem = "f64" if d is f64 else "f32"
         v = vector(register_type(d), lanes)
-        self.defines.update(vmath.functions(name, elem, lanes, self.fma))
-        self.declares |= vmath.declarations(name, elem, lanes, self.fma)
+        limits = self.has.maximum or lanes == 1
+        self.defines.update(vmath.functions(name, elem, lanes, self.fma, limits))
+        self.declares |= vmath.declarations(name, elem, lanes, self.fma, limits)
         call = ", ".join(f"{v} {a}" for a in args)
         own = vmath.symbol(name, elem, lanes)
         self.calls[own] += 1
@@ -166,6 +168,13 @@ class Arith:
         if name == "neg":
             return self.put(f"fneg {v} {a[0]}")
         if name in ("max", "min"):
+            known = [x for x in a if not x.startswith("%")]
+            if lanes > 1 and not self.has.maximum and len(known) == 1:
+                (limit,), (x,) = known, [x for x in a if x.startswith("%")]
+                nans = [self.const(v, d, lanes) for v in (math.nan, -math.nan)]
+                if limit not in nans:
+                    zero = self.const(0.0 if name == "max" else -0.0, d, lanes)
+                    return instead.bounded(name, x, limit, zero, t, narrow.Lanes(self.put, lanes))
             apart = t == "double" and not flag and not self.has.f64_maximum
             r = self.intrinsic(_INTRINSICS[name], t, lanes, *a, flag="nsz " if apart else flag)
             n = narrow.Lanes(self.put, lanes)

@@ -56,8 +56,8 @@ class Family:
     whether the processor has a feature, by LLVM's name of it: words that all have to hold.
     `cpuid:LEAF:SUBLEAF:REGISTER:BIT` and `xcr0:MASK` ask an x86 processor and what its system
     saves (on request, where Linux wants one), `hwcap:BIT` and `hwcap2:BIT` what Linux tells every
-    process, `validate:HEX` an engine whether it takes that module, `shared` whether threads may
-    share memory.
+    process, `validate:HEX` an engine whether it takes that module, `run:HEX` whether the function
+    that this module exports gives a number other than 0, `shared` whether threads may share memory.
     """
 
     name: str

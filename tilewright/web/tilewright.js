@@ -48,9 +48,21 @@ const product = shape => shape.reduce((a, b) => a * b, 1);
 const shown = shape => `[${shape.join(", ")}]`;
 const isolated = () => globalThis.crossOriginIsolated ?? typeof SharedArrayBuffer === "function";
 
+const code = hex => Uint8Array.from(hex.match(/../g), x => parseInt(x, 16));
+
+/** Does the one function of a module give a number other than 0? */
+function gives(hex) {
+  try {
+    return Object.values(new WebAssembly.Instance(new WebAssembly.Module(code(hex))).exports)[0]() !== 0;
+  } catch {
+    return false;
+  }
+}
+
 /** Words of a feature's test, which all have to hold of this engine. */
 const TESTS = {
-  validate: hex => WebAssembly.validate(Uint8Array.from(hex.match(/../g), x => parseInt(x, 16))),
+  validate: hex => WebAssembly.validate(code(hex)),
+  run: gives,
   shared: isolated,
 };
 

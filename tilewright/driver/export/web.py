@@ -14,8 +14,9 @@ from typing import Any
 
 from tilewright.base.errors import Invalid, Unsupported, require
 from tilewright.driver.export.api import Exported, export
+from tilewright.targets import wasm
 
-TARGETS = ("wasm32", "wasm32-relaxed", "wasm32-threads", "wasm32-relaxed-threads")
+TARGETS = tuple(x.name for x in wasm.FAMILY.presets)
 _PACKAGE, _PAGE, _VOCABULARY = "package", "page.json", "vocabulary.txt"
 FITS = ("crop", "stretch")
 # What some servers of static files read: with these headers a page may have threads.

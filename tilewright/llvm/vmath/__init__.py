@@ -99,34 +99,40 @@ def symbol(name: str, elem: str, lanes: int) -> str:
     return f"tw.{name}.{elem}" if lanes == 1 else f"tw.{name}.{elem}x{lanes}"
 
 
-def functions(name: str, elem: str, lanes: int, fma: bool = True) -> dict[str, str]:
+def functions(
+    name: str, elem: str, lanes: int, fma: bool = True, maximum: bool = True
+) -> dict[str, str]:
     """Definitions by symbol, helpers first, the function itself last.
 
     Merge the dictionaries of all functions of a module (made with the same `fma`) and define each
     symbol once. Say `fma=False` for a target without fused multiply-add, where the intrinsic would
-    become a call.
+    become a call, and `maximum=False` where maxima take many instructions.
     """
-    return dict(_built(name, elem, lanes, fma)[0])
+    return dict(_built(name, elem, lanes, fma, maximum)[0])
 
 
-def define(name: str, elem: str, lanes: int, fma: bool = True) -> str:
+def define(name: str, elem: str, lanes: int, fma: bool = True, maximum: bool = True) -> str:
     """All that `functions` gives, as one text."""
-    return "\n".join(functions(name, elem, lanes, fma).values())
+    return "\n".join(functions(name, elem, lanes, fma, maximum).values())
 
 
-def declarations(name: str, elem: str, lanes: int, fma: bool = True) -> frozenset[str]:
+def declarations(
+    name: str, elem: str, lanes: int, fma: bool = True, maximum: bool = True
+) -> frozenset[str]:
     """The `declare` lines of the intrinsics that the definitions call."""
-    return _built(name, elem, lanes, fma)[1]
+    return _built(name, elem, lanes, fma, maximum)[1]
 
 
-def needs(name: str, elem: str, lanes: int, fma: bool = True) -> tuple[str, ...]:
+def needs(
+    name: str, elem: str, lanes: int, fma: bool = True, maximum: bool = True
+) -> tuple[str, ...]:
     """The symbols that `functions` defines."""
-    return tuple(functions(name, elem, lanes, fma))
+    return tuple(functions(name, elem, lanes, fma, maximum))
 
 
 @lru_cache(maxsize=1024)
 def _built(
-    name: str, elem: str, lanes: int, fma: bool
+    name: str, elem: str, lanes: int, fma: bool, maximum: bool
 ) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
     if name not in _FUNCTIONS:
         raise Invalid(f"there is no vector function {name!r}; there are {sorted(_FUNCTIONS)}")
@@ -137,7 +143,7 @@ def _built(
         )
     if lanes < 1:
         raise Invalid(f"vector function {name!r} with {lanes} lanes: at least one is needed")
-    b = Builder(lanes, fma)
+    b = Builder(lanes, fma, maximum)
     kind = FORMATS[elem].llvm
     arguments = [Value(b, f"%{p}", kind) for p in ("x", "y")[: arity(name)]]
     result = _FUNCTIONS[name](*arguments)

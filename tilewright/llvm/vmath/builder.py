@@ -199,9 +199,10 @@ _INTEGER_COMPARES = {"olt": "slt", "ogt": "sgt", "ole": "sle", "oge": "sge", "oe
 class Builder:
     """Collects the instructions of one function, and the declarations and helpers it calls for."""
 
-    def __init__(self, lanes: int, fma: bool) -> None:
+    def __init__(self, lanes: int, fma: bool, maximum: bool = True) -> None:
         self.lanes = lanes
         self.fma = fma
+        self.maximum = maximum
         self.lines: list[str] = []
         self.declarations: set[str] = set()
         self.helpers: dict[str, str] = {}
@@ -325,12 +326,16 @@ def where(mask: Value, yes: Operand, no: Operand) -> Value:
 
 def at_most(x: Value, limit: float) -> Value:
     """min(x, limit); NaN stays. One instruction wherever the limit is a number other than zero."""
-    return x.builder.intrinsic("minimum", x, x.like(limit))
+    if x.builder.maximum or limit == 0:
+        return x.builder.intrinsic("minimum", x, x.like(limit))
+    return where(x > limit, limit, x)
 
 
 def at_least(x: Value, limit: float) -> Value:
     """max(x, limit); NaN stays. One instruction wherever the limit is a number other than zero."""
-    return x.builder.intrinsic("maximum", x, x.like(limit))
+    if x.builder.maximum or limit == 0:
+        return x.builder.intrinsic("maximum", x, x.like(limit))
+    return where(x < limit, limit, x)
 
 
 def fma(a: Value, b: Operand, c: Operand) -> Value:
