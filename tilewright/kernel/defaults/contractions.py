@@ -31,6 +31,7 @@ from tilewright.kernel.defaults.scheduler import (
     vector_loop,
 )
 from tilewright.kernel.defaults.tiles import Placed, Tile, fill_tile, place_tile
+from tilewright.kernel.defaults.window_sums import schedule_window_sums
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Stage
 from tilewright.kernel.nest import Store
@@ -182,6 +183,8 @@ def schedule_contraction(
             return True
     t.choices, t.rows = s.choices, t.rows if t.group else s.choices.rows or t.rows
     if all(acc.axes[col] in x.symbols() for x in ops):
+        if not images and schedule_window_sums(s, t, ops):
+            return True
         # No panel serves all rows (a depthwise convolution): whole pixels are read and stored.
         t.choices = replace(s.choices, outer=s.choices.outer or "rows")
         t.window, t.vectors = True, min(t.vectors, s.choices.vectors or 2)

@@ -19,6 +19,7 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads, rewrite, walk
 from tilewright.ir.scalar import WORTH_STORING, cost_of
 from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Loop, Nest, start
 from tilewright.kernel.steps.compute_inline import ComputeInline
@@ -88,7 +89,7 @@ class _Inlined:
         value, axes = self.over_shared_axes(st)
         self.values[st.name], self.axes[st.name] = value, axes
         users = self.users[st.name]
-        if any(u.combine is not None for u in users) and axes and _edges_along(value, axes[-1]):
+        if any(u.combine is not None for u in users) and self.edges_in_rows(value, axes):
             return False  # a copy with the edges is cheaper than conditions in each product
         once = len(self.reads[st.name]) <= 1 and not any(self.reused(u, st) for u in users)
         if once or self.ends_in_one(st):
@@ -97,6 +98,20 @@ class _Inlined:
         # so has what reads several elements of the same row.
         again = (self.has_sums and len(users) > 1) or self.read_apart(st)
         return not self.expensive(value) and not (again and _is_long(value))
+
+    def edges_in_rows(self, value: Value, axes: tuple[Sym, ...]) -> bool:
+        """Do neighbours differ in whether they are inside the edges, those in memory too? Channels
+        that are last there lie next to each other, wherever the edges are."""
+        if not axes or not _edges_along(value, axes[-1]):
+            return False
+        assert isinstance(value, Fn)
+        read = value.args[1]
+        assert isinstance(read, Load)
+        if not isinstance(read.source, str):
+            return True
+        at = linear_index(self.group.buffer(read.source), read.index)
+        near = [a for a in axes if D.coefficient(at, a) == 1]
+        return not near or any(_edges_along(value, a) for a in near)
 
     def reused(self, user: Stage, st: Stage) -> bool:
         """Would inlining st into the user compute its points more than once?"""
