@@ -56,7 +56,8 @@ def _mover(name: str) -> Rule:
         if isinstance(first, (tuple, list)):
             first = _as_pairs(first)
         elif name in _INTO:
-            first, *args = (*_as_pairs((first, args[0])), *args[1:])
+            first, second = _as_pairs((first, args[0]))
+            args = (second, *args[1:])
         re, im = (
             rule(c, *_part((first, *args), pick), **kwargs)
             for pick in (lambda x: x.re, lambda x: x.im)
