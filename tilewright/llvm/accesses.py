@@ -13,7 +13,7 @@ from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal.accesses import COLD
 from tilewright.llvm.context import Context
 from tilewright.llvm.machine import Traits
-from tilewright.llvm.scalars import memory_type, suffix, vector
+from tilewright.llvm.scalar_types import memory_type, suffix, vector
 from tilewright.llvm.writer import Writer
 
 

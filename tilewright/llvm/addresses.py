@@ -15,7 +15,7 @@ from tilewright.llvm.context import Context
 from tilewright.llvm.indices import Indices, Terms
 from tilewright.llvm.machine import Traits
 from tilewright.llvm.opaque import DECLARATION, opaque
-from tilewright.llvm.scalars import memory_type
+from tilewright.llvm.scalar_types import memory_type
 from tilewright.llvm.writer import Writer
 
 # From so many constant steps on an address is opaque to LLVM: see llvm/opaque.py.

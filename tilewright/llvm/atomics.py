@@ -14,7 +14,7 @@ from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Atomic
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import Context
-from tilewright.llvm.scalars import memory_type, register_type
+from tilewright.llvm.scalar_types import memory_type, register_type
 from tilewright.llvm.values import Values
 from tilewright.llvm.writer import Writer
 

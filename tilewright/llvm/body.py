@@ -47,7 +47,8 @@ from tilewright.llvm.counters import Counters
 from tilewright.llvm.indices import Indices
 from tilewright.llvm.instructions import Instructions
 from tilewright.llvm.machine import Machine, Traits
-from tilewright.llvm.scalars import Arith, register_type
+from tilewright.llvm.scalar_types import register_type
+from tilewright.llvm.scalars import Arith
 from tilewright.llvm.stores import Stores
 from tilewright.llvm.values import Values
 from tilewright.llvm.writer import Metadata, Writer

@@ -14,7 +14,7 @@ from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import Context, Test
 from tilewright.llvm.indices import Evaluates
 from tilewright.llvm.loads import Loads
-from tilewright.llvm.scalars import memory_type, register_type, vector
+from tilewright.llvm.scalar_types import memory_type, register_type, vector
 from tilewright.llvm.writer import Writer
 
 

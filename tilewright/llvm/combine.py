@@ -12,7 +12,7 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir.types import DType
 from tilewright.kernel.nest import THREADS
 from tilewright.llvm.positions import Positions
-from tilewright.llvm.scalars import register_type
+from tilewright.llvm.scalar_types import register_type
 from tilewright.llvm.shared_memory import Shared
 from tilewright.llvm.writer import Writer
 

@@ -33,7 +33,8 @@ from tilewright.kernel.usual import ENOUGH, PIECES, usual_of, work_at, work_insi
 from tilewright.llvm.body import Body
 from tilewright.llvm.instead import Has
 from tilewright.llvm.machine import Traits
-from tilewright.llvm.scalars import Arith, memory_type
+from tilewright.llvm.scalar_types import memory_type
+from tilewright.llvm.scalars import Arith
 from tilewright.llvm.writer import Metadata
 
 

@@ -61,7 +61,7 @@ from tilewright.llvm.launch import Kernels, Launch
 from tilewright.llvm.machine import Traits
 from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.positions import Positions
-from tilewright.llvm.scalars import memory_type, register_type
+from tilewright.llvm.scalar_types import memory_type, register_type
 from tilewright.llvm.shared_memory import Shared, bytes_of, check_lanes
 from tilewright.llvm.staging import Staging
 from tilewright.llvm.tile_fences import TileFences

@@ -35,7 +35,8 @@ from tilewright.ir.expr import Const, Fn, Value, const, fn, walk
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.nest import Stmt, Store, own_values
 from tilewright.kernel.nest import walk as walk_nest
-from tilewright.llvm.scalars import Arith, literal, register_type, vector
+from tilewright.llvm.scalar_types import literal, register_type, vector
+from tilewright.llvm.scalars import Arith
 
 _LOG2E = 1.4426950408889634
 _LOG2E_HIGH = 1.44269502162933349609375  # as a float32

@@ -11,7 +11,7 @@ from tilewright.ir.dim import Data, Dim, Quo, Sym
 from tilewright.ir.expr import Const, Fn, Index, Value
 from tilewright.ir.types import i32, i64
 from tilewright.llvm.context import LANE, Context
-from tilewright.llvm.scalars import register_type, vector
+from tilewright.llvm.scalar_types import register_type, vector
 from tilewright.llvm.text import rounded_down
 from tilewright.llvm.writer import Writer
 

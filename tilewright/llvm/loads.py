@@ -16,7 +16,7 @@ from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import LANE, Context
 from tilewright.llvm.indices import Indices
 from tilewright.llvm.masks import Masks
-from tilewright.llvm.scalars import memory_type, register_type, vector
+from tilewright.llvm.scalar_types import memory_type, register_type, vector
 from tilewright.llvm.writer import Writer
 
 VECTOR = 16  # bytes

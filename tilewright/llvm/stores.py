@@ -15,7 +15,7 @@ from tilewright.llvm.accesses import Accesses
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import LANE, Context
 from tilewright.llvm.indices import Terms
-from tilewright.llvm.scalars import memory_type, register_type, vector
+from tilewright.llvm.scalar_types import memory_type, register_type, vector
 from tilewright.llvm.transpose import is_square, transposed
 from tilewright.llvm.values import Values
 from tilewright.llvm.writer import Writer

@@ -13,7 +13,7 @@ from tilewright.llvm.context import Context
 from tilewright.llvm.indices import Indices
 from tilewright.llvm.loads import Loads
 from tilewright.llvm.masks import Masks
-from tilewright.llvm.scalars import register_type
+from tilewright.llvm.scalar_types import register_type
 from tilewright.llvm.writer import Writer
 
 # The deepest recursion over operands: each level is a few calls of Python's.

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.llvm.scalars import Arith, suffix, vector
+from tilewright.llvm.scalar_types import suffix, vector
+from tilewright.llvm.scalars import Arith
 
 
 @dataclass

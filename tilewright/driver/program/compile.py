@@ -180,14 +180,7 @@ def compiled(
         always = Builder(*common, code, stages, by)
         if by is options.choose:  # one of the user's own decides about every kernel
             always.recorded = Recorded()
-        always.begin(
-            parts.main,
-            len(graph.inputs),
-            graph.inputs,
-            dict(options.updates),
-            options.spent,
-            options.fresh_results,
-        )
+        always.begin(parts.main, len(graph.inputs), graph.inputs, options)
         builders = [b for b in (once, always) if b is not None]
         with phases("kernels"):
             compilers.finish()
@@ -272,12 +265,10 @@ class Builder:
         graph: Graph,
         given: int,
         order: Sequence[Node] = (),
-        updates: Mapping[int, int] | None = None,
-        spent: Sequence[int] = (),
-        fresh: bool = False,
+        options: Options | None = None,
     ) -> None:
-        """`given` inputs come from the caller; then constants, then what the prologue folds.
-        `updates`, `spent`, `fresh`: see Options."""
+        """`given` inputs come from the caller; then constants, then what the prologue folds."""
+        asked = options or Options()
         own = list(order or graph.inputs)
         own = own[:given]
         folded = [n for n in graph.inputs if n not in own]
@@ -288,9 +279,9 @@ class Builder:
         inputs |= {n: given + len(literals) + k for k, n in enumerate(folded)}
         symbol = f"tw_{hashlib.sha256(graph.name.encode()).hexdigest()[:8]}"
         with self.phases("fusion and memory"):
-            new = {at: own[k] for at, k in (updates or {}).items()}
-            free = [own[k] for k in spent]
-            _, self.arena = self.entry(graph, symbol, inputs, None, new, free, fresh)
+            new = {at: own[k] for at, k in asked.updates}
+            free = [own[k] for k in asked.spent]
+            _, self.arena = self.entry(graph, symbol, inputs, None, new, free, asked.fresh_results)
         self.updated = tuple((at, own.index(x)) for at, x in self.plan.updated)
         owners = {x for x, _ in self.plan.over.values() if isinstance(x, Node)}
         self.spent = tuple(sorted(map(own.index, owners)))
