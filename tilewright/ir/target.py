@@ -202,7 +202,8 @@ class Target:
         """A short identity of what runs the code, whatever is estimated of it: times that were
         measured on a machine stay true when its numbers for estimates change."""
         grid = "\n".join(_grid_lines(self.grid)) if self.grid is not None else ""
-        return _hashed(f"{self.codegen_key()}\n{self.cores} cores\n{grid}")
+        runs = f"{self.triple} {self.cpu} {','.join(self.features)}"
+        return _hashed(f"{runs}\n{self.cores} cores\n{grid}")
 
     def text(self) -> str:
         """The printed form: `target NAME`, then one line per field."""
