@@ -1,6 +1,7 @@
 """Large arenas, which all programs of a process share: one of a call that is over serves the next
 call, of whichever program. A training step then has one arena for both of its passes, and the
-kernels of the second find its pages in place.
+kernels of the second find its pages in place. Where results of training steps have a room of their
+own (`room.py`), large arenas of these programs lie there instead.
 """
 
 from __future__ import annotations
