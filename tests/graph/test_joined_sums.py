@@ -128,6 +128,31 @@ def test_updates_of_zeros_add_to_the_other_term(seed: int) -> None:
     np.testing.assert_allclose(evaluate(made, [*args, at])[0], exact, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", drawn(range(6), 2))
+def test_updates_of_the_same_zeros(seed: int) -> None:
+    """As the gradient of an image that was read at several places: each update counts once."""
+    rng = random.Random(seed)
+    rows, count = rng.randint(2, 9), rng.randint(1, 12)
+    zeros = ops.full((rows,), 0.0, f32)
+    values = [arg(f"v{k}", count) for k in range(rng.randint(2, 4))]
+    places = [arg(f"i{k}", count, dtype=i64) for k in range(len(values))]
+    total, *others = (
+        ops.index_put(zeros, v, [i], (0,), True) for v, i in zip(values, places, strict=True)
+    )
+    for put in others:
+        total = ops.add(total, put) if rng.random() < 0.5 else ops.add(put, total)
+    g = Graph("g", (*values, *places), (total,))
+    made = JoinSums().apply(g, Log())
+    assert not any(n.op.name == "add" for n in made.nodes())
+    numbers = np.random.default_rng(seed)
+    args = [numbers.standard_normal(count).astype(np.float32) for _ in values]
+    at = [numbers.integers(0, rows, count) for _ in values]
+    exact = np.zeros(rows)
+    for index, value in zip(at, args, strict=True):
+        np.add.at(exact, index, value.astype(float))
+    np.testing.assert_allclose(evaluate(made, [*args, *at])[0], exact, rtol=1e-5, atol=1e-5)
+
+
 def test_updates_stay_apart_where_they_are_not_of_zeros_or_read_again() -> None:
     x, v, i = arg("x", 5, 4), arg("v", 3, 4), arg("i", 3, dtype=i64)
     ones, row = ops.full((5, 4), 1.0, f32), ops.full((1, 4), 0.0, f32)

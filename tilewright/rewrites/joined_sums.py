@@ -109,8 +109,9 @@ def _sum(term: Var, reshaped: bool) -> Pattern:
 
 
 def _put(m: Match) -> Node:
-    """The update: one of both operands, in either order."""
-    return next(n for n in m.root.inputs if n.op.name == "index_put" and n.inputs[0] is m.z)
+    """The update: the operand that is not x, which may update the same zeros itself."""
+    first, second = m.root.inputs
+    return second if first is m.x else first
 
 
 whole_zeros = Guard(
@@ -130,9 +131,13 @@ def _zeros_and_more(m: Maker) -> Node:
     x = m.tensor("x", (m.dim(lo=1), *m.shape(m.whole(0, 1))))
     rows = m.tensor("i", (m.dim(),), i64)
     zeros = make("full", shape=x.shape, value=0, dtype=x.dtype)
-    values = m.tensor("v", (*rows.shape, *x.shape[1:]))
     known = m.rng.choice(["any", "within"])
-    terms = [x, ops.index_put(zeros, values, [rows], (0,), True, known)]
+
+    def put(name: str) -> Node:
+        values = m.tensor(name, (*rows.shape, *x.shape[1:]))
+        return ops.index_put(zeros, values, [rows], (0,), True, known)
+
+    terms = [put("w") if m.coin() else x, put("v")]
     m.rng.shuffle(terms)
     return ops.add(*terms)
 
