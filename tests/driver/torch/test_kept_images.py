@@ -103,3 +103,21 @@ def test_gradients_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
         theirs = float((e.grad.double() - q.grad).abs().max())
         allowed = 2 * theirs + 4 * torch.finfo(torch.bfloat16).eps * float(q.grad.abs().max())
         assert float((p.grad.double() - q.grad).abs().max()) <= allowed, name
+
+
+def test_calls_of_eager_see_them_as_torch_announced() -> None:
+    """A turned image whose gradient eager computes: it was read as if channels came first."""
+    torch.manual_seed(0)
+    image, weight = torch.randn(2, 3, 3, 4), torch.randn(3, 3, 1, 1)
+    places = (torch.rand(2, 4, 5, 2) * 1.8 - 0.9).requires_grad_()
+
+    def sampled(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        turned = nn.functional.conv2d(x, w).transpose(2, 3)
+        return nn.functional.grid_sample(turned, at, align_corners=False)
+
+    right = sampled(image, weight, places)
+    given = torch.randn_like(right)
+    (wanted,) = torch.autograd.grad(right, places, given)
+    ours = tw.compile(sampled)(image, weight, places)
+    (found,) = torch.autograd.grad(ours, places, given)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

@@ -57,6 +57,8 @@ def view_of_input(v: Any, given: Iterable[tuple[Argument, Any]], shapes: Shapes)
     for a, w in given:
         if a.dtype is None or not isinstance(w, torch.Tensor) or w.dtype is not v.dtype:
             continue
+        if a.stride != shapes.dims(w.stride()):
+            continue  # views of it, as torch announced them, lie elsewhere in it
         if storage_of(w) == storage_of(v) and not is_lazy(w):
             offset = shapes.dim(v.storage_offset() - w.storage_offset())
             return View(a.slot, shapes.dims(v.shape), shapes.dims(v.stride()), offset)
