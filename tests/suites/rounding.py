@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,8 +34,9 @@ def nudged(x: Any, drawn: torch.Generator) -> Any:
 
 class Nudged(TorchDispatchMode):
     """Whatever an operator computes is rounded another way: a sum of 1000 terms that cancel moves
-    by what their roundings add up to. Whole numbers are exact and stay; so do views and what is
-    written in place."""
+    by what their roundings add up to. Whole numbers are exact and stay; so do views, what is
+    written in place, and elements that an operator only picks, such as a minimum: its gradient
+    looks for them among the others."""
 
     def __init__(self, drawn: torch.Generator) -> None:
         super().__init__()
@@ -45,11 +46,23 @@ class Nudged(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {_storage(x) for x in pytree.tree_leaves((args, kwargs)) if _dense(x)}
+        operands = [x for x in pytree.tree_leaves((args, kwargs)) if _dense(x)]
+        given = {_storage(x) for x in operands}
         for x in pytree.tree_leaves(out):
-            if _dense(x) and x.is_floating_point() and _storage(x) not in given:
+            fresh = _dense(x) and x.is_floating_point() and _storage(x) not in given
+            if fresh and not _picked(x, operands):
                 x.copy_(torch.where(x == x.round(), x, nudged(x, self.drawn)))
         return out
+
+
+def _picked(x: Tensor, operands: Sequence[Tensor]) -> bool:
+    """Is each element zero or one of the operands'?"""
+    alike = [y.detach().reshape(-1) for y in operands if y.dtype is x.dtype]
+    if not alike:
+        return False
+    known = torch.cat([*alike, alike[0].new_zeros(1)])
+    flat = x.detach().reshape(-1)
+    return all(bool(torch.isin(part, known).all()) for part in (flat[:16], flat))
 
 
 def _dense(x: Any) -> bool:

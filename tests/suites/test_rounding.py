@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.suites.rounding import nudged, within_rounding
+from tests.suites.rounding import Nudged, nudged, within_rounding
 
 
 def test_a_sum_that_cancels() -> None:
@@ -37,3 +37,17 @@ def test_complex_numbers_move_too() -> None:
     drawn = torch.Generator().manual_seed(0)
     others = {nudged(x, drawn).item() for _ in range(20)}
     assert len(others) > 1 and all(abs(other - x.item()) < 1e-6 for other in others)
+
+
+def test_a_minimum_is_found_again() -> None:
+    """Its gradient compares it with all elements, where a nudged one would be found nowhere."""
+    x = torch.randn(3, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+    def gradient(given: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(torch.tanh(given).amin(1).sum(), given)[0]
+
+    right = gradient(x)
+    with Nudged(torch.Generator().manual_seed(0)):
+        assert torch.equal(gradient(x) != 0, right != 0)
+    assert within_rounding(right * (1 + 1e-7), right, lambda drawn: gradient(nudged(x, drawn)))
+    assert not within_rounding(right * 1.01, right, lambda drawn: gradient(nudged(x, drawn)))
