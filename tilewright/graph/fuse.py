@@ -146,14 +146,14 @@ class _Fuser:
         for n in self.order:
             if self.facts[n].kind != "source" and n not in self.inlined:
                 self.place(n)
-        Siblings(self.regions, self.facts, self.readers, self.target).join(
-            self.order, self.too_large, self.unite
-        )
+        siblings = Siblings(self.regions, self.facts, self.readers, self.target)
+        siblings.join(self.order, self.too_large, self.unite)
         found = (self.regions, self.facts, self.readers, self.results)
         joining = (*found, self.too_large, self.target, self.limits.cheap)
         Updates(*joining).join()
         Totals(self.regions, self.facts, self.readers, self.too_large, self.target).join()
         self.absorb()
+        siblings.join_sums(self.order, self.too_large, self.unite)
         RowMaps(*joining).join()
         ProductChains(*found, self.target).link()
         self.unchained = Chains(*joining).link()

@@ -12,6 +12,7 @@ from tilewright.ir.expr import Load
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.cascades import cascade, cascades, fuse_reduced
 from tilewright.kernel.defaults.cases import cases_in_row
+from tilewright.kernel.defaults.long_columns import sum_pieces
 from tilewright.kernel.defaults.maps import must_divide, schedule_alone
 from tilewright.kernel.defaults.result_tiles import tile_results
 from tilewright.kernel.defaults.scheduler import (
@@ -49,7 +50,14 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     """Everything of one row in one iteration of the host output's outer loops."""
     host = max(outs, key=lambda x: len(x.axes)).name
     prefix = common_prefix(s, inner, outs, host)
-    if prefix == 0:
+    columns = all(st.is_reduce for st in inner) and prefix == len(s.path(host)) > 0
+    if columns and sum_pieces(s, inner):
+        for st in inner:
+            reduction_lanes(s, st.name)
+        for o in outs:
+            schedule_alone(s, o.name)
+        return
+    if prefix == 0 or (columns and _apart(s, inner)):
         sums = [st for st in inner if st.is_reduce]
         parts = s.apart([st.name for st in sums])
         for st in sums:
@@ -87,6 +95,13 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         inner_lanes(s, o.name)
     if s.loops(at):
         s.parallel(at, row)
+
+
+def _apart(s: Scheduler, inner: list[Stage]) -> bool:
+    """Are these several sums of columns, which no loops are around?"""
+    last = [s.axes(st.name)[0][-1].var for st in inner]
+    beside = [contiguous(s, s.store(st.name), v) for st, v in zip(inner, last, strict=True)]
+    return len(inner) > 1 and any(beside)
 
 
 def _together(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str, depth: int) -> str:
