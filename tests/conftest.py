@@ -81,6 +81,11 @@ def pytest_collection_finish() -> None:
     # After every trace Dynamo flushes the processor's caches to time its guards, for a log.
     if hasattr(guards := sys.modules.get("torch._dynamo.guards"), "profile_guard_manager"):
         setattr(guards, "profile_guard_manager", lambda *_: 0.0)  # noqa: B010
+    # To seed a kind of device that is not there, torch keeps the text of the whole stack for it.
+    if (torch := sys.modules.get("torch")) is not None:
+        for device in (torch.cuda, torch.xpu, torch.mtia):
+            if not device.is_available():
+                setattr(device, "manual_seed_all", lambda seed: None)  # noqa: B010
     # What is imported by now lives as long as the process: the collector need not look at it.
     gc.freeze()
     gc.enable()

@@ -76,7 +76,7 @@ def test_no_call_that_guards_let_in_is_outside_of_the_bounds() -> None:
         }[kind]
 
     smaller = 0
-    for _ in range(300):
+    for _ in range(60):
         relations = (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt, sympy.Eq)
         guards = [draw.choice(relations)(size(), size()) for _ in range(draw.randint(1, 3))]
         found = _ranges(*guards, of=(ValueRanges(0, top),) * 2)
@@ -86,7 +86,7 @@ def test_no_call_that_guards_let_in_is_outside_of_the_bounds() -> None:
             if all(lets_in(s, t)):
                 at = {S: s, T: t}
                 assert all(found[x].lower <= at[x] <= found[x].upper for x in at), guards
-    assert smaller > 50
+    assert smaller > 10
 
 
 def _with_positions(x: Tensor, positions: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from examples.make_package import classifier
 from examples.make_package import main as make
 from tests.export.harness import QUICK, built, compiler, header_folder
+from tests.seeds import every_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -45,6 +46,7 @@ def in_rust() -> Path:
     return out
 
 
+@every_run(0)
 @pytest.mark.parametrize("program", [in_c, in_cpp, pytest.param(in_rust, marks=pytest.mark.slow)])
 def test_right(program, package: Path) -> None:
     done = subprocess.run([program(), package, "3"], capture_output=True, text=True, check=True)

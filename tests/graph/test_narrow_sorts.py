@@ -7,7 +7,7 @@ import pytest
 
 from tests.driver.running import call
 from tests.graph.build import arg, build, graph
-from tests.seeds import drawn
+from tests.seeds import crossed, drawn
 from tilewright.base.events import Log
 from tilewright.driver.program.programs import compile_graph
 from tilewright.graph.narrow_sorts import NarrowSorts
@@ -42,8 +42,7 @@ def with_spread(rng: np.random.Generator, dtype: str, n: int, spread: int) -> np
     return x
 
 
-@pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("dtype", ["i32", "i64"])
+@pytest.mark.parametrize(("dtype", "descending"), crossed(["i32", "i64"], [False, True], 2))
 @pytest.mark.parametrize("seed", drawn(range(8), quick=1))
 def test_every_spread(seed: int, dtype: str, descending: bool) -> None:
     rng, n = np.random.default_rng(seed), 400

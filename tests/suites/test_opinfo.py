@@ -29,10 +29,10 @@ def as_expected(outcomes: list[Outcome], names: list[str], settings: Settings) -
 
 @pytest.mark.parametrize("strict", MODES)
 def test_slice(strict: bool) -> None:
-    """Every 173rd entry: a prime step, so that families of neighbours all get their turn. Of those
+    """Every 347th entry: a prime step, so that families of neighbours all get their turn. Of those
     that are right as whole graphs every third has to be so with fallbacks allowed. They run in
     this process, which has most of what they need by now; the larger slice runs in others."""
-    names, settings = all_names()[::173], Settings(strict=strict)
+    names, settings = all_names()[::347], Settings(strict=strict)
     if not strict:
         broken = opinfo.expected(Settings(strict=True))
         names = [name for k, name in enumerate(names) if name in broken or k % 3 == 0]

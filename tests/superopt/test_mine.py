@@ -92,7 +92,7 @@ def candidates(
 
 @pytest.mark.parametrize(
     "stage",
-    drawn(["mine.generalised", "mine.proved", "shorten.rules_of", "shorten.gains"], 2),
+    drawn(["mine.generalised", "mine.proved", "shorten.rules_of", "shorten.gains"], 1),
 )
 def test_a_candidate_that_cannot_be_treated(
     stage: str,

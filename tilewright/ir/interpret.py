@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -218,6 +219,26 @@ def _grid(t: Tensor, domain: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
+# What is below a value, operands first: nests are evaluated store by store, again and again.
+_below: WeakKeyDictionary[Value, tuple[Value, ...] | None] = WeakKeyDictionary()
+
+
+def _all_below(v: Value) -> tuple[Value, ...] | None:
+    """None where one of them decides which others are evaluated, or evaluates its own."""
+    try:
+        return _below[v]
+    except KeyError:
+        pass
+    known: set[Value] = set()
+    found: list[Value] = []
+    for x in operands_first(v, Value.operands, known):
+        known.add(x)
+        found.append(x)
+    choosy = any(isinstance(x, Reduce) or (isinstance(x, Fn) and x.name == "select") for x in found)
+    _below[v] = None if choosy else tuple(found[:-1])
+    return _below[v]
+
+
 class Evaluator:
     """Evaluates values on a grid of index arrays, under a mask: where that is false, what a value
     is does not matter, and its loads may be out of bounds. Values of any depth."""
@@ -272,7 +293,15 @@ class Evaluator:
 
     def __call__(self, v: Value) -> Any:
         root = (v, self._number(self.mask))
-        if root not in self.memo:
+        if root in self.memo:
+            return self.memo[root]
+        if (below := _all_below(v)) is not None:
+            mask, memo = root[1], self.memo
+            for y in below:
+                if (x := (y, mask)) not in memo:
+                    memo[x] = self._eval(x)
+            memo[root] = self._eval(root)
+        else:
             outer = self.mask
             for x in operands_first(root, self._operands, self.memo):
                 self.mask = self.masks[x[1]]

@@ -385,11 +385,18 @@ for _d in DTYPES.values():
     _add(f"{_d}_of_bits", 1, _of_bits(_d), result=_d.name, only="u", takes=_u)
 
 
+_HALF = np.dtype(np.float16)
+
+
+def _of_half(a: Any) -> bool:
+    return (a.dtype if isinstance(a, np.ndarray) else np.asarray(a).dtype) == _HALF
+
+
 def applied(name: str, args: Sequence[Any], result: DType) -> np.ndarray:
     """A scalar function on arrays, as the interpreters represent them. Floats of 8 and 16 bits are
     computed in float32 and rounded."""
     spec = SCALARS[name]
-    wide = [np.asarray(a, np.float32) if np.asarray(a).dtype == np.float16 else a for a in args]
+    wide = [np.asarray(a, np.float32) if _of_half(a) else a for a in args]
     function = spec.narrow if spec.narrow is not None and result.format is not None else spec.numpy
     r = np.asarray(function(*wide))
     # Results mostly have the right numpy dtype already.

@@ -23,9 +23,9 @@ import numpy as np
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load, Value
+from tilewright.ir.expr import Fn, Load, Value
 from tilewright.ir.interpret import COMBINE, Evaluator
-from tilewright.ir.scalar import atomic_extreme
+from tilewright.ir.scalar import applied, atomic_extreme
 from tilewright.ir.types import DType, as_dtype, to_memory
 from tilewright.kernel.cells import MANY, beyond, flat_cells, outside
 from tilewright.kernel.group import Buffer, Group
@@ -114,7 +114,8 @@ def execute(machine: Machine, arrays: Mapping[str, Any]) -> dict[str, np.ndarray
             known = [x.array for x in machine.regions.values() if isinstance(x, Region)]
             machine.regions[b.name] = Everything(b.dtype, [*known, *arrays.get(b.name, ())])
             machine.memory[b.name] = np.zeros(0, b.dtype.numpy)
-    machine.block(nest.body, {})
+    with np.errstate(all="ignore"):
+        machine.block(nest.body, {})
     return outs
 
 
@@ -194,7 +195,8 @@ class Machine:
             raise RunError(f"the counter {name}[{at}] is left at {left[left != 0][0]}, not at 0")
 
     def _points(self, env: Env) -> int:
-        return max((len(x) for x in env.values() if isinstance(x, np.ndarray)), default=1)
+        lengths = [len(x) for x in env.values() if isinstance(x, np.ndarray)]
+        return max(lengths) if lengths else 1
 
     def _bit(self, where: str, condition: Value, env: Env) -> bool:
         found = np.unique(np.asarray(_Reader(self, where, env)(condition)))
@@ -275,7 +277,7 @@ class Machine:
             raise RunError(f"{stage}: {name} is written where it is not allocated")
         if self.nest.buffer(name).scope == "in":
             raise RunError(f"{stage}: the input {name} is written")
-        index = [np.asarray(ev.dim(i)) for i in at]
+        index = [ev.dim(i) for i in at]
         own = int(name in self.apart)
         index = [np.arange(n)] * own + index
         region = self.regions.get(name)
@@ -286,12 +288,15 @@ class Machine:
                 raise RunError(f"{stage}: {what} writes outside what {name} points to{where}")
             return cells
         for k, (x, size) in enumerate(zip(index, a.shape, strict=True)):
+            if type(x) is int and 0 <= x < size:
+                continue
+            x = index[k] = np.asarray(x)
             if beyond(x, size):
                 bad = np.broadcast_to(outside(x, size), (n,))
                 what, where = _cell_text(name, at), _places(ev.points, bad)
                 raise RunError(f"{stage}: {what} writes outside axis {k - own} of {size}{where}")
         cells = flat_cells(index, a.shape)
-        return cells if cells.shape == (n,) else np.array(np.broadcast_to(cells, (n,)))
+        return cells if cells.shape == (n,) else np.full(n, cells)
 
     def loop(self, s: Loop, env: Env) -> None:
         if s.name in env:
@@ -415,7 +420,7 @@ class Machine:
         b = self.nest.buffer(s.buffer)
         v = as_dtype(ev(s.value), b.dtype)
         if v.shape != (n,):
-            v = np.broadcast_to(v, (n,))
+            v = np.full(n, v)
         cells = self._cells(s.stage, s.buffer, s.index, ev, n)
         if self.race is not None:
             self.race.write(s.buffer, lambda: _cell_text(s.buffer, s.index), cells, env)
@@ -432,8 +437,7 @@ class Machine:
             for c, x in zip(cells, v, strict=True):
                 flat[c] = as_dtype(f(flat[c], x), b.dtype)
         else:
-            with np.errstate(all="ignore"):
-                _combine(s.function, b.dtype).at(flat, cells, v)
+            _combine(s.function, b.dtype).at(flat, cells, v)
 
 
 @lru_cache(256)
@@ -490,6 +494,11 @@ class _Reader(Evaluator):
     def __init__(self, machine: Machine, stage: str, env: Env) -> None:
         super().__init__(machine.memory, machine.sizes, env)
         self.machine, self.stage, self.points = machine, stage, env
+
+    def function(self, v: Fn, args: Sequence[Any], dtype: DType) -> Any:
+        if v.name == "cast":
+            return super().function(v, args, dtype)
+        return applied(v.name, args, dtype)  # `execute` has said that errors of floats are none
 
     def _behind(self, v: Load, region: Region | Everything) -> np.ndarray:
         """What a pointer points to."""

@@ -286,7 +286,7 @@ def test_symbolic_lengths() -> None:
             torch.testing.assert_close(fast(*args), attention(*args, is_causal=True))
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal", drawn([True, False], quick=1))
 def test_symbolic_widths(causal: bool) -> None:
     """Nothing runs in eager, and as many values as keys are no other size."""
     torch._dynamo.reset()

@@ -343,7 +343,7 @@ def runs_here(target: Target) -> bool:
 PROCESSORS = [name for name in targets.names() if targets.get(name).grid is None]
 
 
-@pytest.mark.parametrize(("target", "name"), crossed(PROCESSORS, PROGRAMS, 2))
+@pytest.mark.parametrize(("target", "name"), crossed(PROCESSORS, PROGRAMS, 4))
 def test_programs_are_right_with_masked_features(target: str, name: str) -> None:
     if not runs_here(targets.get(target)):
         pytest.skip("this machine cannot run it")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo import guards
+from torch._dynamo import guards, symbolic_convert
 
 import tilewright as tw
 from tilewright.base import knobs
-from tilewright.driver.torch.tracing import untimed
+from tilewright.driver.torch.tracing import unnamed, untimed
 
 
 def _agree(f: Callable[..., Any], *calls: tuple[Any, ...]) -> list[str]:
@@ -73,6 +73,29 @@ def test_guards_are_timed_for_others_and_for_the_log(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(guards.guards_log, "isEnabledFor", lambda level: True)
     torch.compile(lambda x: x + 3, backend="tilewright")(x)
     assert len(timed) == 2
+
+
+def test_names_around_lines_are_found_for_others_and_for_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the frame that is traced: finding one takes as long as it takes to read its file."""
+    found: list[object] = []
+
+    def naming(*given: object) -> str:
+        found.append(given)
+        return "name"
+
+    x = torch.randn(3)
+    torch.compile(lambda x: x, backend="tilewright")(x)
+    assert hasattr(symbolic_convert.get_funcname, "__wrapped__")
+    monkeypatch.setattr(symbolic_convert, "get_funcname", unnamed(naming))
+    torch.compile(lambda x: x + 1, backend="tilewright")(x)
+    assert not found
+    torch.compile(lambda x: x + 2, backend="eager")(x)
+    assert len(found) == 1
+    monkeypatch.setattr(symbolic_convert.trace_call_log, "isEnabledFor", lambda level: True)
+    torch.compile(lambda x: x + 3, backend="tilewright")(x)
+    assert len(found) == 2
 
 
 def test_other_backends_are_left_alone() -> None:

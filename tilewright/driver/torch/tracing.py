@@ -5,7 +5,8 @@ that are compiled for this backend, and no others, are traced under settings of 
 into recurrent layers and into what stands in the place of some of torch's functions, and operators
 stay in the graph where only data decides the size of a result. The last holds where nothing has to
 be assumed about such a size: other frames are traced again as the user's settings say. Guards of
-our frames are not timed for a log that nobody reads.
+our frames are not timed, and the names of functions around their lines not looked up, for a log
+that nobody reads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from weakref import WeakSet
 
 import sympy
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import guards
+from torch._dynamo import guards, symbolic_convert
 from torch._dynamo.exc import RestartAnalysis, SkipFrame, UnspecializeRestartAnalysis
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -33,6 +34,7 @@ from tilewright.capture.torch.traced_loops import one_step_for_all
 
 _MARK = "_traces_for_tilewright"
 _TIMING = "profile_guard_manager"
+_NAMING = "get_funcname"
 # Code of frames in which something would have to be assumed about sizes that data decides.
 _as_the_user_says: WeakSet[Any] = WeakSet()
 # Do sizes that data decides stay in the graph that is traced now because of us?
@@ -91,6 +93,8 @@ def trace_for(is_ours: Callable[[Any], bool]) -> None:
     setattr(InstructionTranslator, "run", traced)  # noqa: B010
     if timing := getattr(guards, _TIMING, None):
         setattr(guards, _TIMING, untimed(timing))
+    if naming := getattr(symbolic_convert, _NAMING, None):
+        setattr(symbolic_convert, _NAMING, unnamed(naming))
 
 
 def untimed(timing: Callable[..., float]) -> Callable[..., float]:
@@ -101,6 +105,19 @@ def untimed(timing: Callable[..., float]) -> Callable[..., float]:
     def called(*args: Any) -> float:
         logged = guards.guards_log.isEnabledFor(logging.DEBUG)
         return timing(*args) if logged or not _last.ours else 0.0
+
+    return called
+
+
+def unnamed(naming: Callable[..., str | None]) -> Callable[..., str | None]:
+    """What finds the function around a line that is traced, for a log, by reading the whole of its
+    file (0.4 s for torch's functional.py): not of our frames, unless such lines are logged."""
+
+    @wraps(naming)
+    def called(*args: Any) -> str | None:
+        logs = (getattr(symbolic_convert, f"trace_{what}_log", None) for what in ("call", "source"))
+        logged = any(log is not None and log.isEnabledFor(logging.DEBUG) for log in logs)
+        return naming(*args) if logged or not _last.ours else None
 
     return called
 
