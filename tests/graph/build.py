@@ -11,6 +11,7 @@ from tilewright import ops
 from tilewright.base.events import Log
 from tilewright.graph.classify import contraction, facts
 from tilewright.graph.cluster import CRITERIA, Cluster, Fused
+from tilewright.graph.freed import Freed
 from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import Plan
 from tilewright.ir import dim as D
@@ -245,9 +246,11 @@ def run_cluster(c: Cluster, values: dict[Node, Any]) -> list[np.ndarray]:
     return [env[o] for o in c.outputs]
 
 
-def run_planned(f: Fused, p: Plan, args: Sequence[np.ndarray]) -> list[np.ndarray]:
+def run_planned(
+    f: Fused, p: Plan, args: Sequence[np.ndarray], gone: Sequence[Freed] = ()
+) -> list[np.ndarray]:
     """Run the clusters on one arena, exactly where the plan puts every value. What the plan says
-    may lie where an input does, does."""
+    may lie where an input does, does; memory that is `gone` has something else in it."""
     assert isinstance(p.size, int)
     arena = np.full(p.size, 0xA5, dtype=np.uint8)
     results = [
@@ -255,7 +258,9 @@ def run_planned(f: Fused, p: Plan, args: Sequence[np.ndarray]) -> list[np.ndarra
         for o in f.graph.outputs
     ]
     sources = dict(zip(f.graph.inputs, args, strict=True))
-    sources |= {x: sources[x].copy() for x, _ in p.over.values() if isinstance(x, Node)}
+    changed = {x for x, _ in p.over.values() if isinstance(x, Node)}
+    changed |= {x.owner for x in gone if x.owner is not None}
+    sources |= {x: sources[x].copy() for x in changed}
     for at, x in p.updated:
         results[at] = sources[x] = sources[x].copy()
 
@@ -282,7 +287,12 @@ def run_planned(f: Fused, p: Plan, args: Sequence[np.ndarray]) -> list[np.ndarra
     rng = np.random.default_rng(0)
     # Those of a batch run in any order: here the last one first.
     order = sorted(range(len(f.clusters)), key=lambda k: (f.batch(k), -k))
-    for c in (f.clusters[k] for k in order):
+    lost = list(gone)
+    for k, c in ((f.batch(k), f.clusters[k]) for k in order):
+        while lost and lost[0].after < k:
+            x = lost.pop(0)
+            there = arena if x.owner is None else sources[x.owner].reshape(-1).view(np.uint8)
+            there[x.start : x.start + x.size] = 0x5A
         outs = run_cluster(c, {x: memory(x).copy() for x in c.inputs})
         if c.kind == "map" and any(o in p.in_place for o in c.outputs):
             # Any order of elements must do: replace some, compute again, compare the others.
@@ -298,10 +308,12 @@ def run_planned(f: Fused, p: Plan, args: Sequence[np.ndarray]) -> list[np.ndarra
     return results
 
 
-def check_run(f: Fused, original: Graph, p: Plan, seed: int = 0) -> None:
+def check_run(
+    f: Fused, original: Graph, p: Plan, seed: int = 0, gone: Sequence[Freed] = ()
+) -> None:
     args = arguments(original, seed)
     want = evaluate(original, args)
-    got = run_planned(f, p, args)
+    got = run_planned(f, p, args, gone)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(a, b)
 

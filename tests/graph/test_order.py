@@ -139,3 +139,41 @@ def test_no_order_is_better_where_the_first_is_said_to_be_the_best(seed: int) ->
             assert given == least, f"seed {seed}: {[str(c) for c in clusters]}"
             proved += 1
     assert proved or seed  # some are
+
+
+def test_what_a_result_replaces_is_no_memory_of_its_own() -> None:
+    """Products in the place of results are made early, where their large operands end then, though
+    what is added to them comes late: as the gradient of a table of words that also multiplies."""
+    inputs = [input(f"x{k}", TensorType(f32, (ROWS, 64))) for k in range(6)]
+    table = input("t", TensorType(f32, (64, 512)))
+    copies = [ops.exp(x) for x in inputs]
+    sums = [ops.sum(c, (0, 1)) for c in copies]
+    products = [ops.matmul(c, table) for c in copies]
+    late = sums[0]
+    for s in sums[1:]:
+        late = ops.add(late, s)
+    results = [ops.add(p, late) for p in products]
+    every = [*copies, *sums, *(n for n in _chain(late, sums)), *products, *results]
+    clusters = [Cluster((n,), n.inputs, (n,), "map") for n in every]
+    found = few_live_bytes(clusters, results, {})
+    live = [copies.index(c.nodes[0]) for c in found if c.nodes[0] in copies]
+    assert sorted(live) == list(range(6))
+    alive = most_alive = 0
+    read = dict.fromkeys(copies, 2)
+    for c in found:
+        alive += c.nodes[0] in copies
+        most_alive = max(most_alive, alive)
+        for x in c.inputs:
+            if x in read:
+                read[x] -= 1
+                alive -= not read[x]
+    assert most_alive == 1
+
+
+def _chain(last: Node, sums: list[Node]) -> list[Node]:
+    """Sums of sums, the first one first."""
+    found = []
+    while last not in sums:
+        found.append(last)
+        last = next(x for x in last.inputs if x is not sums[len(sums) - len(found)])
+    return found[::-1]

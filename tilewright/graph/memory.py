@@ -216,7 +216,7 @@ class _Planner:
         taken: set[Node],
     ) -> None:
         """Storage for output o of cluster k: an input that dies here, or new bytes."""
-        for x in self.overwritable(c, o):
+        for x in overwritable(c, o, self.fused.aliases):
             base = self.base(x)
             found = self.storage.get(base)
             dies = found is not None and self.is_last(base, k, last) and base not in results
@@ -253,15 +253,17 @@ class _Planner:
         there = _read_at_output_index(c, o)
         return all(y in there and not _read_later(c, o, y) for y in own)
 
-    def overwritable(self, c: Cluster, o: Node) -> Iterator[Node]:
-        """Inputs whose every element is read before, or exactly where, the output replaces it."""
-        if len(c.outputs) != 1:
-            return  # another output's loop might still read what this one's has replaced
-        found = _read_at_output_index(c, o) if c.kind == "map" else _updated_base(c)
-        for x in found:
-            others = [y for y in c.inputs if self.base(y) is self.base(x) and y is not x]
-            if x.dtype.bytes == o.dtype.bytes and not others:
-                yield x
+
+def overwritable(c: Cluster, o: Node, aliases: Mapping[Node, Node]) -> Iterator[Node]:
+    """Inputs whose every element is read before, or exactly where, the output replaces it."""
+    if len(c.outputs) != 1:
+        return  # another output's loop might still read what this one's has replaced
+    found = _read_at_output_index(c, o) if c.kind == "map" else _updated_base(c)
+    for x in found:
+        base = aliases.get(x, x)
+        others = [y for y in c.inputs if aliases.get(y, y) is base and y is not x]
+        if x.dtype.bytes == o.dtype.bytes and not others:
+            yield x
 
 
 def _read_at_output_index(c: Cluster, o: Node) -> list[Node]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from tilewright.graph.classify import guess, nbytes
 from tilewright.graph.cluster import Cluster
+from tilewright.graph.memory import overwritable
 from tilewright.ir.node import Node
 
 # How many clusters that one waits for are run with it, at most: no number is best for all graphs.
@@ -23,7 +25,7 @@ def few_live_bytes(
     flow = _Flow.of(clusters, results, aliases)
     every = _Sizes.of(flow)
     # Results are the caller's memory, and all there in the end, whatever the order.
-    own = _Sizes.of(flow, without={aliases.get(o, o) for o in results})
+    own = _Sizes.of(flow, without=_in_results(clusters, results, aliases))
     orders = [list(range(len(clusters)))]
     if all(_is_least(flow, orders[0], size) for size in (own, every)):
         return list(clusters)
@@ -33,6 +35,23 @@ def few_live_bytes(
     orders += [_late(flow, o, size) for o in orders for size in (own, every)]
     peaks = [tuple(max(_live(flow, found, size)) for size in (own, every)) for found in orders]
     return [clusters[k] for k in orders[peaks.index(min(peaks))]]
+
+
+def _in_results(
+    clusters: Sequence[Cluster], results: Sequence[Node], aliases: Mapping[Node, Node]
+) -> set[Node]:
+    """What lies in the memory of results: these, and values whose place they take. The gradient of
+    words that are a table and a product's weights, too, is one product that others are added to."""
+    found = {aliases.get(o, o) for o in results}
+    made = {o for c in clusters for o in c.outputs}
+    readers = Counter(y for c in clusters for y in {aliases.get(x, x) for x in c.inputs})
+    for c in reversed(clusters):
+        for o in found.intersection(c.outputs):
+            bases = (aliases.get(x, x) for x in overwritable(c, o, aliases))
+            replaced = next((y for y in bases if y in made and readers[y] == 1), None)
+            if replaced is not None:
+                found.add(replaced)
+    return found
 
 
 def peak(clusters: Sequence[Cluster], results: Sequence[Node], aliases: Mapping[Node, Node]) -> int:

@@ -150,7 +150,19 @@ class Loop:
     arena: Dim
 
 
-Action = Union[Call, Together, Batch, Branch, Loop]
+@dataclass(frozen=True)
+class GiveBack:
+    """The whole pages in `size` bytes go back to the system: nobody needs what they hold. Their
+    memory is there again, and new, for whoever uses it next."""
+
+    slot: Slot
+    size: int
+    page: int
+
+
+Action = Union[Call, Together, Batch, Branch, Loop, GiveBack]
+
+_DONT_NEED = 4  # Linux's MADV_DONTNEED
 
 # One of several calls; a call is its function, its arguments and its sizes.
 _EACH = """\
@@ -198,6 +210,8 @@ def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
         most = max(len(p.call.args) for a in batches for p in a.parts)
         shared = any(isinstance(a, Together) for e in entries for a in e.actions)
         lines.append(batch_function(most, declared=shared))
+    if any(isinstance(a, GiveBack) for e in entries for a in e.actions):
+        lines.append("declare i32 @madvise(ptr, i64, i32)")
     for e in entries:
         lines += _Writer(e, marks and e is entries[-1]).lines()
     return "\n".join(lines) + "\n"
@@ -239,6 +253,8 @@ class _Writer(Sizes):
                 self.batch(a)
             elif isinstance(a, Branch):
                 self.branch(a)
+            elif isinstance(a, GiveBack):
+                self.give_back(a)
             else:
                 self.loop(a)
         if self.marks:
@@ -295,6 +311,16 @@ class _Writer(Sizes):
         self.fill(context, "ptr", ["%in", "%out", "%arena", *tables])
         run = "tw_parallel" if b.parallel else "tw_one_by_one"
         self.line(f"call void @{run}(ptr @tw_piece, ptr {context}, i64 {pieces})")
+
+    def give_back(self, a: GiveBack) -> None:
+        start = self.put(f"ptrtoint ptr {self.slot(a.slot)} to i64")
+        above = self.put(f"add i64 {start}, {a.page - 1}")
+        first = self.put(f"and i64 {above}, {-a.page}")
+        behind = self.put(f"add i64 {start}, {a.size}")
+        end = self.put(f"and i64 {behind}, {-a.page}")
+        size = self.put(f"sub i64 {end}, {first}")
+        pages = self.put(f"inttoptr i64 {first} to ptr")
+        self.put(f"call i32 @madvise(ptr {pages}, i64 {size}, i32 {_DONT_NEED})")
 
     def branch(self, b: Branch) -> None:
         self.count += 1

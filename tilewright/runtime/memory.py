@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -13,6 +14,8 @@ from tilewright.base.machine import available_memory
 
 ALIGN = 64
 LARGE_PAGE = 2 << 20
+# May code give pages back to the system, by a function and a number of Linux?
+GIVES_BACK = sys.platform == "linux" and sys.maxsize > 1 << 32
 # Below this nothing is checked: reading what is available takes longer than a small call.
 _ALWAYS = 64 << 20
 

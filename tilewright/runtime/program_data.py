@@ -97,7 +97,7 @@ class ProgramData:
     prologue: ProgramData | None = None
     # Results, and inputs whose new values they are: a caller may have them at the same address.
     updated: tuple[tuple[int, int], ...] = ()
-    spent: tuple[int, ...] = ()  # inputs that a call writes over
+    spent: tuple[int, ...] = ()  # inputs that a call writes over, or gives back
 
     def arena_size(self, dims: Mapping[str, int]) -> int:
         """The bytes of a call's arena."""

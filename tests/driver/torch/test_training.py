@@ -13,7 +13,11 @@ from torch.autograd.functional import jacobian
 import tilewright as tw
 from tests.driver.training_models import trained, without_chance
 from tests.seeds import drawn
+from tilewright.bench.resident import ResidentPeak
 from tilewright.driver.api import history_of
+from tilewright.driver.torch import call as calls
+from tilewright.runtime import room
+from tilewright.runtime.memory import GIVES_BACK
 
 
 def test_what_is_kept_for_the_gradient_is_told() -> None:
@@ -27,6 +31,39 @@ def test_what_is_kept_for_the_gradient_is_told() -> None:
     assert found[1.0].data["bytes"] == found[1.0].data["usual"] > 0
     assert 0 < found[0.5].data["bytes"] <= found[1.0].data["bytes"] // 2
     assert found[0.5].data["again"] and "without a limit" in found[0.5].message
+
+
+@pytest.mark.skipif(not GIVES_BACK, reason="the system takes no pages back")
+def test_what_was_kept_goes_back_while_gradients_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a limit of memory; they are as eager's, and as they are where nothing goes back."""
+    torch.manual_seed(0)
+    count = 8
+    net = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(count)))
+    weights = list(net.parameters())
+    x = torch.randn(1024, 1024)
+    peaks, found = {}, {}
+    for gives in (False, True):
+        monkeypatch.setattr(calls, "GIVES_BACK", gives)
+        torch._dynamo.reset()
+        step = tw.compile(lambda x: net(x).square().mean(), strict=True, activation_memory=0.99)
+        step(x).backward()
+        net.zero_grad(set_to_none=True)
+        room.trim()
+        peak = ResidentPeak()
+        step(x).backward()
+        peaks[gives] = peak.grown()
+        found[gives] = [p.grad for p in weights]
+        net.zero_grad(set_to_none=True)
+        loss = step(x)  # a gradient that is asked for twice finds what was kept
+        first = torch.autograd.grad(loss, weights, retain_graph=True)
+        for a, b in zip(first, torch.autograd.grad(loss, weights), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+    for a, b in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    eager = torch.autograd.grad(net(x).square().mean(), weights)
+    torch.testing.assert_close(found[True], list(eager))
+    # Each activation and each gradient is 4 MB.
+    assert peaks[True] < peaks[False] - count / 2 * x.nbytes, peaks
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -22,6 +22,7 @@ from tilewright.base.cache import Cache
 from tilewright.base.events import Log
 from tilewright.driver.program.any_size import AnySize, for_any_size
 from tilewright.driver.program.batched import Batches
+from tilewright.driver.program.called import action_name, label
 from tilewright.driver.program.code import Code, code_for, code_kinds
 from tilewright.driver.program.compilers import Compilers, Kernel
 from tilewright.driver.program.control import action_of, control_of, literals_in
@@ -46,12 +47,13 @@ from tilewright.graph.classify import nbytes
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.cost import Roofline
 from tilewright.graph.fold import split_weights
+from tilewright.graph.freed import freed
 from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import Plan, plan
 from tilewright.graph.specialise import graph_symbols
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Constant, Graph, Input, Item, Literal, Node
+from tilewright.ir.node import Graph, Input, Literal, Node
 from tilewright.ir.passes import PassRun
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType
@@ -62,9 +64,9 @@ from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.llvm.entry import (
     Action,
-    Batch,
     Call,
     Entry,
+    GiveBack,
     Slot,
     Together,
     calls_of,
@@ -281,9 +283,12 @@ class Builder:
         with self.phases("fusion and memory"):
             new = {at: own[k] for at, k in asked.updates}
             free = [own[k] for k in asked.spent]
-            _, self.arena = self.entry(graph, symbol, inputs, None, new, free, asked.fresh_results)
+            how = asked.fresh_results, asked.give_back
+            entry, self.arena = self.entry(graph, symbol, inputs, None, new, free, *how)
         self.updated = tuple((at, own.index(x)) for at, x in self.plan.updated)
         owners = {x for x, _ in self.plan.over.values() if isinstance(x, Node)}
+        given_back = [a.slot for a in entry.actions if isinstance(a, GiveBack)]
+        owners |= {own[s.at] for s in given_back if s.kind == "in" and isinstance(s.at, int)}
         self.spent = tuple(sorted(map(own.index, owners)))
         with self.phases("kernels"):
             if not self.at_once:
@@ -296,7 +301,7 @@ class Builder:
         """The program that was begun, once the compilers are done."""
         entry = self.entries[-1]
         if self.marks is not None:
-            self.marks.names = [_action_name(a, self.kernels) for a in entry.actions]
+            self.marks.names = [action_name(a, self.kernels) for a in entry.actions]
         self.stages.close()
         return ProgramData(
             self.types,
@@ -327,6 +332,7 @@ class Builder:
         updates: Mapping[int, Node] | None = None,
         spent: Sequence[Node] = (),
         fresh: bool = False,
+        give_back: bool = False,
     ) -> tuple[Entry, Dim]:
         fused = fuse(graph, self.target, self.log)
         p = plan(fused, overwritten, updates, spent, fresh)
@@ -334,6 +340,8 @@ class Builder:
         where = Where(p, inputs, self.constants)
         dims = tuple(sorted(graph_symbols(fused.graph)))
         actions: list[Action] = []
+        behind: dict[int, int] = {}  # batches, and how many actions there are when one is done
+        inside: dict[int, tuple[Dim, Dim]] = {}  # batches, and what graphs inside use
         symbols: dict[Cluster, str] = {}
         end = p.size
         clusters = [by_first_use(c) for c in fused.clusters]
@@ -348,18 +356,24 @@ class Builder:
                 action, size = action_of(flow, c, self, where, inner, base)
                 actions.append(action)
                 end = D.maximum(end, base + size)
+                number = batches.batch[c.outputs]
+                behind[number], inside[number] = len(actions), (base, base + size)
                 continue
             if all(o.ttype.size == 0 for o in c.outputs):
                 continue
             calls = [batches.part(c) or self._call(c, fused, p, where, sized) for c in some]
             symbols |= batches.symbols(some, calls)
             actions += batches.joined(calls)
+            behind[batches.batch[c.outputs]] = len(actions)
         for out, source in p.copies:
             if source.ttype.size != 0:
                 copy, dims_given = self.copy(source.ttype)
                 size = nbytes(source.ttype)
                 args = (where(source), Slot("out", out))
                 actions.append(Call(copy, args, dims_given, (size, size), 1))
+        for f in reversed(freed(fused, p, spent, inside) if give_back else ()):
+            at = max((n for k, n in behind.items() if k <= f.after), default=0)
+            actions.insert(at, where.given_back(f))
         self.stages.clusters(fused, p, symbols.get)
         in_place = tuple(p.outputs[x] for x in overwritten or () if x in p.outputs)
         e = Entry(symbol, tuple(actions), dims, in_place)
@@ -580,20 +594,3 @@ def _apart(c: Cluster, p: Plan) -> bool:
 
 def is_weight(n: Node) -> bool:
     return isinstance(n.op, Input) and n.op.role == "weight"
-
-
-def _action_name(a: Action, kernels: dict[str, Distinct]) -> str:
-    if isinstance(a, Together):
-        return f"together {'+'.join(c.symbol for c in a.calls)}"
-    if isinstance(a, Batch):
-        return f"batch of {len(a.parts)}: {'+'.join(dict.fromkeys(p.call.symbol for p in a.parts))}"
-    if not isinstance(a, Call):
-        return type(a).__name__.lower()
-    k = next(k for k in kernels.values() if k.symbol == a.symbol)
-    return f"{k.names[0]} {k.symbol}"
-
-
-def label(c: Cluster) -> str:
-    """A kernel in a few words, for people."""
-    names = [n.op.name for n in c.nodes if not isinstance(n.op, (Item, Constant))]
-    return f"{c.kind}({'+'.join(names[:6])}{'+…' if len(names) > 6 else ''})"

@@ -12,8 +12,9 @@ from typing import Any
 
 from tilewright.base.errors import Invalid, Unsupported, require
 from tilewright.base.events import Log
+from tilewright.driver.program.called import label
 from tilewright.driver.program.code import code_for
-from tilewright.driver.program.compile import Builder, Parts, is_weight, label, split
+from tilewright.driver.program.compile import Builder, Parts, is_weight, split
 from tilewright.driver.program.compilers import Compilers
 from tilewright.driver.program.control import inner_graphs
 from tilewright.driver.program.options import Options

@@ -53,7 +53,10 @@ class Options:
     # there themselves where they can (`Program.updated`)
     updates: tuple[tuple[int, int], ...] = ()
     # Inputs whose values nobody needs after a call: programs of a processor may have others in
-    # their memory (`Program.spent`)
+    # their memory, or give it back (`Program.spent`)
     spent: tuple[int, ...] = ()
     # The memory of results is new for each call: others may lie there until they are written
     fresh_results: bool = False
+    # Of a processor's program: pages of the arena and of `spent` inputs go back to the system as
+    # soon as nobody needs them, where fewer are in use at once then (graph/freed.py)
+    give_back: bool = False

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+
 from tilewright.base.errors import Invalid
+from tilewright.graph.freed import Freed
 from tilewright.graph.memory import Plan
 from tilewright.ir.node import Constant, Literal, Node
-from tilewright.llvm.entry import Slot
+from tilewright.llvm.entry import GiveBack, Slot
 
 
 class Where:
@@ -31,3 +34,8 @@ class Where:
         if isinstance(at.op, Constant):
             return Slot("in", self.constants[at.op.literal])
         raise Invalid(f"{at!r} has no storage")
+
+    def given_back(self, f: Freed) -> GiveBack:
+        if f.owner is None:
+            return GiveBack(Slot("arena", f.start), f.size, mmap.PAGESIZE)
+        return GiveBack(Slot("in", self.inputs[f.owner], f.start), f.size, mmap.PAGESIZE)

@@ -273,6 +273,7 @@ class Session:
             _together(kind, len(captured.results)) if machine is not None else (),
             self._meanwhile(machine),
             spent,
+            sparing=self.options.activation_memory < 1 and machine is None,
         )
         self.units.append(made)
         if kind == "forward":
@@ -307,10 +308,11 @@ class Session:
         updates: tuple[tuple[int, int], ...] = (),
         spent: tuple[int, ...] = (),
         fresh: bool = False,
+        give_back: bool = False,
     ) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
-        options = self._program_options(machine, updates, spent, fresh)
+        options = self._program_options(machine, updates, spent, fresh, give_back)
         return compile_graph(graph, options, self.log, machine)
 
     def _meanwhile(self, machine: Machine | None) -> Meanwhile | None:
@@ -335,6 +337,7 @@ class Session:
         updates: tuple[tuple[int, int], ...] = (),
         spent: tuple[int, ...] = (),
         fresh: bool = False,
+        give_back: bool = False,
     ) -> Options:
         given = self.options
         return Options(
@@ -350,6 +353,7 @@ class Session:
             updates=updates,
             spent=() if given.validate or given.optimize else spent,  # they run on values twice
             fresh_results=fresh,
+            give_back=give_back,
         )
 
     def _passes(self, machine: Machine | None) -> Pipeline | None:

@@ -51,6 +51,8 @@ from tilewright.ir.slots import (
     View,
     symbol_from,
 )
+from tilewright.runtime import room
+from tilewright.runtime.memory import GIVES_BACK
 
 # Kinds of graphs whose results are kept for a gradient, or are gradients.
 TRAINING = ("forward", "backward")
@@ -73,10 +75,12 @@ class Unit:
         together: Sequence[int] = (),
         meanwhile: Meanwhile | None = None,
         spent: Sequence[int] = (),
+        sparing: bool = False,
     ) -> None:
         """Results of the numbers `together` may share memory: they are not the caller's, or live
         and die together. `meanwhile`: None where the program of all sizes stays the only one.
-        Arguments of the numbers `spent` are not needed after a call."""
+        Arguments of the numbers `spent` are not needed after a call. `sparing`: memory that nobody
+        needs goes back to the system during a training step, which takes time."""
         self.device = device
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
         self._boxed_call = True  # on the object: torch's wrappers copy its attributes
@@ -90,6 +94,8 @@ class Unit:
                 compile = partial(compile, spent=free)
             if kind in TRAINING:
                 compile = partial(compile, fresh=True)
+            if sparing and kind == "backward" and GIVES_BACK:
+                compile = partial(compile, give_back=True)
         self.segments = [SegmentRunner(s, compile, log, keep, device) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
@@ -111,6 +117,9 @@ class Unit:
             position = {a.slot: k for k, a in enumerate(captured.arguments)}
             read = [position[label(n)] for n in self.segments[0].graph.inputs]
             over = [read[k] for k in program.spent]
+            before = set_apart(over) if over else None
+            if sparing and kind in TRAINING:
+                before = partial(_free_pages, before)
             made = fast_call(
                 captured,
                 program,
@@ -119,7 +128,7 @@ class Unit:
                 self._slots,
                 self.restore_layouts if self.check else None,
                 often.way if often is not None else None,
-                set_apart(over) if over else None,
+                before,
                 kind in TRAINING,
             )
             self._fast, self._bound = made.call, made.weights
@@ -340,6 +349,13 @@ class Reader:
     program: Program
     tensors: Sequence[Any]
     kept: frozenset[int]
+
+
+def _free_pages(then: Callable[[list[Any]], None] | None, args: list[Any]) -> None:
+    """What calls before had, and nobody has now, goes back: this one has its values elsewhere."""
+    room.trim()
+    if then is not None:
+        then(args)
 
 
 def _around(

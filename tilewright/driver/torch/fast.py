@@ -89,14 +89,14 @@ def fast_call(
     together: Collection[str] = (),
     restore: Restore | None = None,
     way: Way | None = None,
-    apart: Restore | None = None,
+    before: Restore | None = None,
     training: bool = False,
 ) -> FastCall:
     """A function of the list of arguments, which it empties, to the list of results. Buffers of
     slots that are `together` share memory. `restore` is called first where arguments may lie
-    otherwise than they were captured, and `apart` before it where the program writes over some of
-    them. `way` has functions for some values of the symbols, in the order of `binders`. In a step
-    of `training` large results have the memory of the last step's."""
+    otherwise than they were captured, and `before` before it. `way` has functions for some
+    values of the symbols, in the order of `binders`. In a step of `training` large results have the
+    memory of the last step's."""
     writer = Writer(captured, program, device)
     writer.large = LargeResults.of(program) if training and device.type == "cpu" else None
     writer.names["session"] = session
@@ -105,7 +105,7 @@ def fast_call(
     writer.update()
     if not writer.symbols:
         writer.join(together)
-    return FastCall(writer.function(restore, apart), writer.names.get("bind"), writer)
+    return FastCall(writer.function(restore, before), writer.names.get("bind"), writer)
 
 
 def direct_call(
@@ -192,11 +192,11 @@ class Writer:
     def argument(self, k: int) -> str:
         return f"a{k}" if self.named else f"args[{k}]"
 
-    def function(self, restore: Restore | None = None, apart: Restore | None = None) -> Call:
+    def function(self, restore: Restore | None = None, first: Restore | None = None) -> Call:
         results = ", ".join(map(self._result, self.captured.results))
         way = self._way("args", ["return found"])
-        self.names["apart"] = apart
-        before = ["apart(args)"] if apart is not None else []
+        self.names["first"] = first
+        before = ["first(args)"] if first is not None else []
         before += [*self._restored(restore), *self._take(), *self._bound_sizes(), *way]
         after = [
             *self._spare(),

@@ -69,7 +69,8 @@ class TorchOptions:
     # many short kernels, such as a language model that makes one token.
     one_kernel: bool = False
     # Training: the part of the bytes that a forward pass keeps for its gradient which may be kept,
-    # more than 0 and at most 1. The rest is computed again, what costs least time per byte first
+    # more than 0 and at most 1. The rest is computed again, what costs least time per byte first.
+    # Below 1, memory that nobody needs any more goes back to the system during a step
     activation_memory: float = 1.0
     # Traces in place of default schedules, by the names that `tw.explain` gives to kernels.
     schedules: dict[str, str] = field(default_factory=dict)
