@@ -105,7 +105,7 @@ def test_the_default_list_is_that_of_the_target() -> None:
     assert tw.passes() == CPU and tw.passes("cuda:90") == GPU
     text = described(CPU)
     for p in CPU:
-        assert p.about() and f"{p.name} " in text
+        assert p.about() and f"\n{p.name}" in f"\n{text}"
     assert all(name in text for name in FIXED)
 
 
