@@ -69,6 +69,15 @@ def test_any_number_of_spatial_axes(rank: int) -> None:
     assert count(after, "arranged") == 2
 
 
+def test_images_of_fewer_axes_are_broadcast_in_torchs_order() -> None:
+    """Their channels lie along another axis of the larger ones."""
+    a = build.relu(conv(arg("x", 3, 4, 9), weight("u", 5, 4, 3), padding=1))
+    b = build.relu(conv(arg("y", 2, 4, 5, 9), weight("v", 3, 4, 3, 3), padding=1))
+    both = build.sub(b, a)
+    before, after = turned(conv(both, weight("w", 2, 3, 1, 1)))
+    same(before, after)
+
+
 def test_one_filter_per_channel_has_adjacent_filters() -> None:
     a = conv(arg("x", 1, 4, 7, 7), weight("u", 8, 4, 1, 1))
     before, after = turned(conv(a, weight("v", 8, 1, 3, 3), padding=1, groups=8))

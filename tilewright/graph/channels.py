@@ -294,7 +294,7 @@ class _Rewriting:
 
     def broadcast(self, x: Node, rank: int) -> Node:
         """An operand of elementwise work, its missing axes put in front before they are turned."""
-        if x in self.stored:
+        if x in self.stored and x.rank == rank:
             return self.stored[x]
         plain = self.as_it_was(x)
         if plain.rank == 0:
