@@ -2,6 +2,7 @@
 
 import math
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tilewright.bench.machine import Peak, Traffic
 from tilewright.bench.measure import (
     MIN_ROUNDS,
     geometric_mean,
+    in_turn,
     interleaved,
     ratio,
     ratio_interval,
@@ -34,7 +36,15 @@ def test_contenders_take_turns() -> None:
     times = interleaved({"a": contender("a"), "b": contender("b")}, rounds=1)
     assert {name: len(list_) for name, list_ in times.items()} == {"a": MIN_ROUNDS, "b": MIN_ROUNDS}
     rounds = order[4:]  # two calls of each to see how long one takes
-    assert rounds[:4] == ["a", "b", "b", "a"]
+    assert all(set(pair) == {"a", "b"} for pair in zip(rounds[::2], rounds[1::2], strict=True))
+
+
+def test_nobody_always_follows_the_same_one() -> None:
+    names = ["a", "b", "c", "d"]
+    order = [name for k in range(40) for name in in_turn(names, k)]
+    assert all(sorted(order[k : k + 4]) == names for k in range(0, len(order), 4))
+    followed = {(x, y) for x, y in pairwise(order) if x != y}
+    assert len(followed) == 12
 
 
 def test_ratios() -> None:

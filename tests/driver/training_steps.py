@@ -38,6 +38,7 @@ from torch import nn
 import tilewright as tw
 from tests.driver import training_profile
 from tests.driver.training_models import MODELS, Trained, trained, without_chance
+from tilewright.bench.measure import in_turn
 from tilewright.bench.resident import ResidentPeak
 from tilewright.runtime import pool
 
@@ -142,10 +143,10 @@ def measured(name: str, by: Sequence[str], given: argparse.Namespace) -> dict[st
             step()
         print(f"{name}: {WARM} first steps of {c}, {time.perf_counter() - began:.1f} s", flush=True)
     clock = time.process_time if given.cpu_time else time.perf_counter
-    for _ in range(given.rounds):
-        for c, step in steps.items():
+    for number in range(given.rounds):
+        for c in in_turn(steps, number):
             began = clock()
-            step()
+            steps[c]()
             found[c].seconds.append(clock() - began)
     for c, step in steps.items():
         for part in step.parts:

@@ -8,7 +8,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -42,6 +42,13 @@ def interleaved(
     )
 
 
+def in_turn(names: Iterable[str], number: int) -> list[str]:
+    """The order of a round. It is drawn: what one leaves in caches, pages and waiting threads slows
+    whoever follows it, and should not be the same one each time."""
+    listed = list(names)
+    return random.Random(number).sample(listed, len(listed))
+
+
 def take_turns(
     measures: Mapping[str, Callable[[], float]],
     rounds: int,
@@ -49,14 +56,11 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """What each measure gives, one list entry per round.
 
-    In every round all run one after the other, and the order turns: a machine that slows down for a
-    while slows all of them.
+    In every round all run one after the other: a machine that slows down for a while slows all.
     """
     found: dict[str, list[float]] = {name: [] for name in measures}
-    names = list(measures)
     for number in range(max(rounds, MIN_ROUNDS)):
-        shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in in_turn(measures, number):
             found[name].append(measures[name]())
         tick()
     return found
