@@ -7,7 +7,6 @@ the dtype of x; those of batch norm have the precision of sums.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import ceil
 from typing import ClassVar
 
 import numpy as np
@@ -403,23 +402,15 @@ class BatchNormTrain(Op):
         centred = ew.sub(wide, *_beside(x, m))
         return self._results(x, w, b, rm, rv, m, mean(ew.square(centred), axes, False))
 
-    def in_one_pass(
-        self, x: Node, w: Node, b: Node, rm: Node, rv: Node, share: float = 0.0
-    ) -> tuple[Node, ...]:
-        """By sums, and by sums of squares of what x differs from the mean of its first elements by:
-        that is close to the whole mean, so that little cancels, and x is read once. Of a share p
-        of the elements it is so close that at most (1-p)/p times the variance cancels, whatever
-        the elements are."""
+    def in_one_pass(self, x: Node, w: Node, b: Node, rm: Node, rv: Node) -> tuple[Node, ...]:
+        """By sums, and by sums of squares of what x differs from its first elements by: those are
+        close to the mean, so that little cancels, and x is read once."""
+        (wide,) = _wide(x)
         axes = _all_but_channels(x.rank)
         start = x
         for axis in axes:
-            d = start.shape[axis]
-            keep = max(1, ceil(d * share)) if isinstance(d, int) else 1
-            start = slice(start, axis, 0, keep)
-            share = share * d / keep if isinstance(d, int) and keep == 1 else 1.0
-        start, wide = _wide(start, x)
-        if any(start.shape[k] != 1 for k in axes):
-            start = mean(start, axes, True)
+            start = slice(start, axis, 0, 1)
+        (start,) = _wide(start)
         m, squares = mean(wide, axes, False), mean(ew.square(ew.sub(wide, start)), axes, False)
         apart = ew.sub(m, reshape(start, x.shape[1:2]))
         var = ew.maximum(ew.sub(squares, ew.square(apart)), 0.0)

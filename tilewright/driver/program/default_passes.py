@@ -55,7 +55,6 @@ CPU = Pipeline(
         KeyBlocks(),  # before: attention is one operator, not what it is written in terms of
         Phases(),
         NarrowSorts(),
-        OnePassNorms(large=True),
         Decompose(),
         EmptyValues(),
         Simplify(),  # again: definitions leave much behind when they are put together
