@@ -6,7 +6,8 @@ Kinds of cluster (what the kernel level schedules):
   column    one reduction of any axes, maps inlined before it, maps of its shape after it
   contract  one contraction, views of its operands before it, and maps of its shape after it; on a
             GPU what makes the one row that it multiplies (see graph/prologues.py)
-  chain     a contraction, a row made of its result, a contraction of that (see graph/chains.py)
+  chain     a contraction, a row made of its result, a contraction of that (see graph/chains.py);
+            products of transformed tiles, and both transforms (see graph/tile_blocks.py)
   total     maps, and reductions of all elements they go through (see graph/totals.py)
   program   a scan, an ordered update or a definition of several stages, alone
 
@@ -49,6 +50,7 @@ from tilewright.graph.regions import (
 from tilewright.graph.row_blocks import RowBlocks
 from tilewright.graph.row_maps import RowMaps
 from tilewright.graph.siblings import Siblings
+from tilewright.graph.tile_blocks import TileBlocks
 from tilewright.graph.totals import Totals, is_total
 from tilewright.graph.updates import Updates
 from tilewright.ir import dim as D
@@ -156,7 +158,7 @@ class _Fuser:
         siblings.join_sums(self.order, self.too_large, self.unite)
         RowMaps(*joining).join()
         ProductChains(*found, self.target).link()
-        self.unchained = Chains(*joining).link()
+        self.unchained = Chains(*joining).link() | TileBlocks(*joining).link()
         blocks = RowBlocks(*joining)
         blocks.join()
         self.again = blocks.again

@@ -60,7 +60,7 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
     def apply(self, program: Graph, log: Log) -> Graph:
         def change(n: Node, constant: set[Node]) -> Node:
             c = contraction(n)
-            if c is None:
+            if c is None or n.op.makes_operands:
                 return n
             n = self._turned(n, c, constant, log)
             w = n.inputs[c.right]

@@ -36,6 +36,8 @@ class Op:
     positions: ClassVar[tuple[int, ...]] = ()
     barrier: ClassVar[bool] = False  # its result is always stored: consumers never recompute it
     inline: ClassVar[bool] = False  # kernels read through it; it is never stored
+    # Its kernel makes what it adds up, a part at a time: no operand is stored in another order.
+    makes_operands: ClassVar[bool] = False
     told: ClassVar[bool] = False  # where its result is not 0, whoever waits for it is told
 
     @property

@@ -174,6 +174,16 @@ SHORT_SUM = 256
 # Bytes of a line of a cache, and of a way of the first one, where lines that far apart collide.
 LINE = 64
 WAY = 4096
+
+
+def shares_of_blocks(blocks: int, threads: int) -> int:
+    """Into how many equal parts threads divide blocks, where each part has sums of its own; 1 where
+    there are no such parts."""
+    return next((k for k in range(threads, EVEN * threads + 1) if blocks % k == 0), 1)
+
+
+# Blocks of each thread from which on one more of some of them matters little.
+EVEN = 4
 # A chain of more additions than this loses accuracy against a library that sums in blocks.
 CHAIN = 512
 
@@ -192,6 +202,18 @@ def copies_panels(target: Target, rows: int, deep: int, stride: int) -> bool:
     if not target.rated or rows < LEAST_ROWS or (stride >= WAY and deep < SHORT_SUM):
         return False
     return deep <= CHAIN or (rows <= MOST_ROWS and stride < WAY)
+
+
+def rows_of_block(room: int, each: int, rows: int, times: int, threads: int) -> int:
+    """Rows of a block that divide all: as many as there is room for, where each takes so much of
+    it, and such that threads have about the same number of blocks, `times` over. One, if no more
+    are possible."""
+
+    def fits(k: int) -> bool:
+        blocks = times * rows // k
+        return k * each <= room and (blocks % threads == 0 or blocks >= EVEN * threads)
+
+    return max((k for k in range(1, rows + 1) if rows % k == 0 and fits(k)), default=1)
 
 
 def lines_of(rows: int, stride: int, width: int) -> int:

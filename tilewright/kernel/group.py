@@ -125,7 +125,7 @@ class Stage:
 
 
 PRECISIONS = ("reassociate", "strict")
-ROLES = ("scores", "weights", "sums", "end")
+ROLES = ("scores", "weights", "sums", "end", "points", "changes", "products")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,9 @@ from tilewright.kernel.defaults.rows import schedule_rows, short_columns
 from tilewright.kernel.defaults.scheduler import Applied, Scheduler
 from tilewright.kernel.defaults.shared_values import element_by_element, schedule_shared_values
 from tilewright.kernel.defaults.sums_out import with_plain_outputs
+from tilewright.kernel.defaults.tile_blocks import find_tiles, schedule_tiles
 from tilewright.kernel.defaults.tile_kernels import schedule_programs
+from tilewright.kernel.defaults.tile_sums import find_sums, schedule_sums
 from tilewright.kernel.defaults.totals import schedule_totals
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Nest, Work
@@ -86,14 +88,17 @@ def default_schedule(
 
 
 def _chained(group: Group, target: Target, choices: Choices, applied: Applied) -> Scheduler | None:
-    chain = find_chain(group)
-    if chain is None:
-        return None
     s = Scheduler(group, target, choices, applied=applied)
     try:
-        return s if schedule_chain(s, chain) else None
+        if (chain := find_chain(group)) is not None:
+            return s if schedule_chain(s, chain) else None
+        if (tiles := find_tiles(group)) is not None:
+            return s if schedule_tiles(s, tiles) else None
+        if (sums := find_sums(group)) is not None:
+            return s if schedule_sums(s, sums) else None
     except Refused:  # a shape that does not fit; the caller starts again
-        return None
+        pass
+    return None
 
 
 def _one_contraction(s: Scheduler, inner: list[Stage]) -> Stage | None:

@@ -7,6 +7,12 @@ back:
     points, weights = winograd_input(x), winograd_weight(w)
     winograd_output(winograd_products(points, weights)) = convolution of x with w
 
+The gradient of the weight is the same, transposed: products over all tiles of the image's points
+and those of the result's gradient, transformed to the taps of a window:
+
+    points, changes = winograd_input(x), winograd_gradient(dy)
+    winograd_taps(winograd_products(transpose(changes), points)) = gradient of w
+
 The points of F(4,3) are 0, ±11/16, ±3/2 and infinity: their powers are exact in binary and stay
 near one, which makes the error about a third of that of the usual 0, ±1, ±2 (measured in the
 tests). What is left of it is mostly that of the sums over channels, for products of points are
@@ -30,7 +36,6 @@ from tilewright.ir.expr import Tensor, Value
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
 from tilewright.ir.types import DType, TensorType, f64
-from tilewright.ops.linear import Matmul
 from tilewright.ops.samples import case, normal
 
 TAPS = 3
@@ -223,7 +228,8 @@ class WinogradWeight(Op):
 @operator
 class WinogradProducts(Op):
     """Tiles at the points, [points,tiles,C], times weights at the points, [points,C,O]: a product
-    of matrices whose sums are taken in chains."""
+    of matrices at each point, whose sums are taken in chains. Points and tiles may be several axes
+    each; the weights say how many of them are points."""
 
     linear: ClassVar[tuple[int, ...]] = (0, 1)
     longest: int  # terms of a chain
@@ -233,22 +239,36 @@ class WinogradProducts(Op):
         return self.longest
 
     def infer(self, x: TensorType, w: TensorType) -> TensorType:
+        points = w.rank - 2
+        same = x.rank > points + 1 > 1 and x.dtype is w.dtype
+        same = same and all(map(D.known_eq, x.shape[:points], w.shape[:points]))
         require(
-            x.rank == w.rank == 3,
+            same and D.known_eq(x.shape[-1], w.shape[-2]),
             f"winograd_products: {x!r} and {w!r} are no matrices at points",
         )
-        return Matmul().infer(x, w)
+        return TensorType(x.dtype, (*x.shape[:-1], w.shape[-1]))
 
     def compute(self, x: Tensor, w: Tensor) -> Tensor:
-        return Matmul().compute(x, w)
+        points = w.rank - 2
+
+        def body(*i: Dim) -> Value:
+            def term(c: Dim) -> Value:
+                return x[(*i[:-1], c)] * w[(*i[:points], c, i[-1])]
+
+            return E.reduce("add", (x.shape[-1],), term)
+
+        return E.compute((*x.shape[:-1], w.shape[-1]), body, x.dtype)
 
     def reference(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-        return np.einsum("ptc,pco->pto", x.astype(np.float64), w).astype(x.dtype)
+        points = w.shape[:-2]
+        tiles = x.astype(np.float64).reshape(*points, -1, x.shape[-1])
+        return np.matmul(tiles, w).reshape(*x.shape[:-1], w.shape[-1]).astype(x.dtype)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield case(cls(16), normal(4, 13, 32), normal(4, 32, 16))
         yield case(cls(3), normal(2, 5, 6), normal(2, 6, 3))
+        yield case(cls(8), normal(4, 4, 2, 3, 5, 16), normal(4, 4, 16, 8))
 
 
 @operator
@@ -300,6 +320,132 @@ class WinogradOutput(Op):
         yield case(cls(4, 8, 6), normal(6, 6, 2, 2, 2, 5))
 
 
+@operator
+class WinogradGradient(Op):
+    """Tiles of a result's gradient [N,H,W,O] at the points: [t,t,N,rows of tiles,columns of
+    tiles,O]."""
+
+    size: int
+
+    def infer(self, x: TensorType) -> TensorType:
+        t = _tile("winograd_gradient", self.size)
+        require(x.rank == 4, f"winograd_gradient: {x!r} is no batch of images")
+        counts = [D.floordiv(d, self.size) for d in x.shape[1:3]]
+        require(
+            all(D.known_eq(c * self.size, d) for c, d in zip(counts, x.shape[1:3])),
+            f"winograd_gradient: {x!r} is not made of whole tiles of {self.size}",
+            hint="pad it with zeros at the end",
+        )
+        return TensorType(x.dtype, (t, t, x.shape[0], *counts, x.shape[3]))
+
+    def compute(self, x: Tensor) -> Tensor:
+        back, _, _ = matrices(self.size)
+        t, m = self.size + TAPS - 1, self.size
+        rows = list(zip(*back, strict=True))  # one for each point
+
+        def body(a: Dim, b: Dim, n: Dim, p: Dim, q: Dim, o: Dim) -> Value:
+            def column(j: int) -> Value:
+                def term(i: int) -> Value:
+                    return x[n, p * m + i, q * m + j, o]
+
+                return _cases(a, t, lambda k: _split_sum(rows[k], term, x.dtype))
+
+            columns = [column(j) for j in range(m)]
+            return _cases(b, t, lambda k: _split_sum(rows[k], columns.__getitem__, x.dtype))
+
+        return E.compute(self.infer(TensorType(x.dtype, x.shape)).shape, body, x.dtype)
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        back, m = _array(matrices(self.size)[0]), self.size
+        n, h, w, o = x.shape
+        tiles = x.astype(np.float64).reshape(n, h // m, m, w // m, m, o)
+        out = np.einsum("ia,npiqjo,jb->abnpqo", back, tiles, back)
+        return np.ascontiguousarray(out.astype(x.dtype))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield case(cls(2), normal(2, 4, 2, 3))
+        yield case(cls(4), normal(1, 4, 8, 4))
+        yield case(cls(4), normal(1, 12, 4, 2), dtype=f64)
+
+
+@operator
+class WinogradSums(Op):
+    """Products of a gradient's tiles at the points, [t,t,N,rows,columns,O], with an image's,
+    [t,t,N,rows,columns,C], added up over all tiles, in chains: [t,t,O,C]."""
+
+    linear: ClassVar[tuple[int, ...]] = (0, 1)
+    makes_operands: ClassVar[bool] = True
+    longest: int  # terms of a chain
+
+    @property
+    def chain(self) -> int:
+        return self.longest
+
+    def infer(self, dy: TensorType, x: TensorType) -> TensorType:
+        same = dy.rank == x.rank == 6 and dy.dtype is x.dtype
+        require(
+            same and all(map(D.known_eq, dy.shape[:5], x.shape[:5])),
+            f"winograd_sums: {dy!r} and {x!r} are not the same tiles at points",
+        )
+        return TensorType(x.dtype, (*x.shape[:2], dy.shape[5], x.shape[5]))
+
+    def compute(self, dy: Tensor, x: Tensor) -> Tensor:
+        def body(a: Dim, b: Dim, o: Dim, c: Dim) -> Value:
+            def term(n: Dim, p: Dim, q: Dim) -> Value:
+                return dy[a, b, n, p, q, o] * x[a, b, n, p, q, c]
+
+            return E.reduce("add", x.shape[2:5], term)
+
+        return E.compute((*x.shape[:2], dy.shape[5], x.shape[5]), body, x.dtype)
+
+    def reference(self, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return np.einsum("abnpqo,abnpqc->aboc", dy.astype(np.float64), x).astype(x.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield case(cls(4), normal(4, 4, 2, 3, 2, 5), normal(4, 4, 2, 3, 2, 17))
+
+
+@operator
+class WinogradTaps(Op):
+    """Sums at the points, [t,t,O,C], as the gradient of a weight [O,C,3,3]."""
+
+    size: int
+
+    def infer(self, x: TensorType) -> TensorType:
+        t = _tile("winograd_taps", self.size)
+        require(x.rank == 4 and x.shape[:2] == (t, t), f"winograd_taps: {x!r} has no {t}² points")
+        return TensorType(x.dtype, (*x.shape[2:], TAPS, TAPS))
+
+    def compute(self, x: Tensor) -> Tensor:
+        _, weight, _ = matrices(self.size)
+        t = self.size + TAPS - 1
+        rows = list(zip(*weight, strict=True))  # one for each tap
+
+        def body(o: Dim, c: Dim, i: Dim, j: Dim) -> Value:
+            def column(b: int) -> Value:
+                def term(a: int) -> Value:
+                    return x[a, b, o, c]
+
+                return _cases(i, TAPS, lambda k: _back_sum(rows[k], term, x.dtype))
+
+            columns = [column(b) for b in range(t)]
+            return _cases(j, TAPS, lambda k: _back_sum(rows[k], columns.__getitem__, x.dtype))
+
+        return E.compute((*x.shape[2:], TAPS, TAPS), body, x.dtype)
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        weight = _array(matrices(self.size)[1])
+        out = np.einsum("ai,aboc,bj->ocij", weight, x.astype(np.float64), weight)
+        return np.ascontiguousarray(out.astype(x.dtype))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield case(cls(2), normal(4, 4, 3, 5))
+        yield case(cls(4), normal(6, 6, 2, 17))
+
+
 def winograd_input(x: Node, size: int) -> Node:
     return node(WinogradInput(size), x)
 
@@ -314,3 +460,15 @@ def winograd_products(x: Node, w: Node, longest: int) -> Node:
 
 def winograd_output(x: Node, size: int, height: Dim, width: Dim) -> Node:
     return node(WinogradOutput(size, height, width), x)
+
+
+def winograd_gradient(x: Node, size: int) -> Node:
+    return node(WinogradGradient(size), x)
+
+
+def winograd_sums(dy: Node, x: Node, longest: int) -> Node:
+    return node(WinogradSums(longest), dy, x)
+
+
+def winograd_taps(x: Node, size: int) -> Node:
+    return node(WinogradTaps(size), x)

@@ -88,6 +88,16 @@ def cases_in_row(s: Scheduler, stage: str) -> bool:
     return True
 
 
+def cases_in_block(s: Scheduler, stage: str, block: str) -> bool:
+    """The same for the loops of a stage inside one that several stages share."""
+    own = [p for p in s.own(stage) if p.name != block]
+    found = _Cases.among(s, stage, own, case_axes(s, stage))
+    if found is None:
+        return False
+    found.unroll(s, [], found.split(s))
+    return True
+
+
 def _split_blocks(s: Scheduler, stage: str, but: str = "") -> None:
     for loop, factor in block_axes(s, stage).items():
         if loop != but:

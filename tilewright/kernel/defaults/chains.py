@@ -108,7 +108,7 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
         # The scores are read as they are: their sums get a stage of their own.
         into = f"{acc.name}c"
         s.do(CacheWrite(acc.name, into))
-        host, acc = acc.name, _moved(s, acc, into)
+        host, acc = acc.name, moved_stage(s, acc, into)
     if not all(is_contraction(s, st) for st in (acc, chain.sums)):
         return False
     end = chain.end
@@ -194,7 +194,7 @@ def _read_often(s: Scheduler, name: str) -> bool:
     return sum(any(r.source == name for r in store_reads(x)) for x in stores) > 1
 
 
-def _moved(s: Scheduler, st: Stage, into: str) -> Stage:
+def moved_stage(s: Scheduler, st: Stage, into: str) -> Stage:
     """The stage that CacheWrite has made of another one."""
     path = s.path(into)
     axes = tuple(q.var for q in path[: len(st.axes)])

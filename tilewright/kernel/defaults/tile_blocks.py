@@ -1,0 +1,113 @@
+"""Convolutions by Winograd's tiles, a block of tiles at a time.
+
+Tiles of an image are transformed to points, multiplied with weights there, and transformed back. A
+block of rows of tiles passes through all three: its points are scratch that stays in the cache.
+
+    for block:                                   # threads share blocks
+      points[a,b,tile,c] = …x…                   # all points of a tile are straight-line code
+      sums[a,b,tile,o] = points[a,b,tile,·] · w[a,b,·,o]        # in register tiles
+      y = …sums…                                 # all pixels of a tile are straight-line code
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilewright.ir import dim as D
+from tilewright.ir.expr import extent
+from tilewright.ir.register_tile import dividing_rows, rows_of_block
+from tilewright.kernel.defaults.cases import cases_in_block
+from tilewright.kernel.defaults.chains import moved_stage
+from tilewright.kernel.defaults.contractions import find_tile, is_contraction
+from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.defaults.tiles import fill_tile, place_tile
+from tilewright.kernel.group import Group, Stage
+from tilewright.kernel.steps.cache_write import CacheWrite
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.fuse_axes import FuseAxes
+from tilewright.kernel.steps.split import Split
+
+
+@dataclass
+class _Tiles:
+    points: Stage
+    products: Stage
+    out: Stage
+
+    @property
+    def size(self) -> int:
+        """Pixels of a tile along an axis of the image."""
+        rows, height = extent(self.products.axes[3]), extent(self.out.axes[1])
+        assert isinstance(rows, int) and isinstance(height, int)
+        return -(-height // rows)
+
+
+def find_tiles(g: Group) -> _Tiles | None:
+    """The stages of a convolution by tiles, if a group is one."""
+    points, products = g.role("points"), g.role("products")
+    outs = [x for x in g.stages if g.buffer(x.name).scope == "out"]
+    if points is None or products is None or g.role("changes") is not None or len(outs) != 1:
+        return None
+    return _Tiles(points, products, outs[0])
+
+
+def schedule_tiles(s: Scheduler, tiles: _Tiles) -> bool:
+    """All stages of a block of tiles in one iteration. False where a register tile does not fit."""
+    _inline(s, tiles)
+    points, sums, out = tiles.points.name, tiles.products.name, tiles.out.name
+    into = f"{sums}c"
+    s.do(CacheWrite(sums, into))
+    acc = moved_stage(s, tiles.products, into)
+    if not is_contraction(s, acc):
+        return False
+    t = find_tile(s, acc, sums)
+    if t is None or (t.row, t.col) != (4, 5):
+        return False
+    image, rows = (q.name for q in s.path(out)[:2])
+    block = _block(s, tiles)
+    if block * tiles.size < D.bounds(s.loops(rows)[0].extent)[1]:
+        s.do(Split(rows, block * tiles.size))
+        at = f"{out}.q"
+        s.do(Fuse(image, f"{rows}.0", at))
+    else:
+        at = image
+    for name in (sums, into, points):
+        s.do(ComputeAt(name, at))
+    # Rows of tiles in a block become one, so that they fill register tiles.
+    names, axes = t.names[:2], t.axes[:2]
+    if s.loops(t.names[3]):
+        s.do(FuseAxes(into, 3))
+        s.do(Fuse(t.names[3], t.names[4], f"{sums}.p"))
+        names, axes = [*names, f"{sums}.p"], [*axes, "p"]
+    else:
+        names, axes = [*names, t.names[4]], [*axes, t.axes[4]]
+    tall = dividing_rows(t.rows, t.most, s.loops(names[2])[0].extent)
+    t = replace(t, names=[*names, t.names[5]], axes=[*axes, t.axes[5]], row=2, col=3, rows=tall)
+    placed = place_tile(s, t)
+    if not (cases_in_block(s, points, at) and cases_in_block(s, out, at)):
+        return False
+    fill_tile(s, placed)
+    s.parallel(at, 1 << 30)
+    return True
+
+
+def _inline(s: Scheduler, tiles: _Tiles) -> None:
+    """Maps become part of what reads them, but for the points."""
+    for st in s.group.stages:
+        if st.is_map and st is not tiles.points and s.group.buffer(st.name).scope == "local":
+            s.do(ComputeInline(st.name))
+
+
+def _block(s: Scheduler, tiles: _Tiles) -> int:
+    """Rows of tiles in a block: what is between takes half of the second cache."""
+    points, sums = (s.nest.buffer(x.name) for x in (tiles.points, tiles.products))
+    images, rows = sums.shape[2:4]
+    assert isinstance(images, int) and isinstance(rows, int)
+    each = 0
+    for b in (points, sums):
+        one = prod(d for k, d in enumerate(b.shape) if k not in (2, 3) and isinstance(d, int))
+        each += one * b.dtype.bytes
+    return rows_of_block(s.target.l2 // 2, each, rows, images, s.target.cores)
