@@ -33,7 +33,7 @@ def by_tiles(x: np.ndarray, w: np.ndarray, size: int) -> np.ndarray:
     windows = np.lib.stride_tricks.sliding_window_view(x, (t, t), (1, 2))[:, ::size, ::size]
     points = np.einsum("ai,npqcij->npqcaj", there, windows)
     points = np.einsum("bj,npqcaj->abnpqc", there, points)
-    weight, half = WinogradWeight(size).reference(w), x.shape[3] // 2
+    weight, half = WinogradWeight(size).reference(w).swapaxes(2, 3), x.shape[3] // 2
     sums = np.zeros((*points.shape[:-1], w.shape[0]), np.float32)
     for at in (0, half):  # two chains, each one channel after the other
         chain = np.zeros_like(sums)
@@ -93,7 +93,7 @@ def test_operators_together_convolve(size: int) -> None:
     x = rng.standard_normal((2, 2 * size + 2, size + 2, 5))
     w = rng.standard_normal((3, 5, 3, 3))
     points = WinogradInput(size).reference(x)
-    sums = np.einsum("abnpqc,abco->abnpqo", points, WinogradWeight(size).reference(w))
+    sums = np.einsum("abnpqc,aboc->abnpqo", points, WinogradWeight(size).reference(w))
     y = WinogradOutput(size, 2 * size, size).reference(sums)
     want = ConvValid((1, 1), (1, 1), 1).reference(x.transpose(0, 3, 1, 2), w)
     np.testing.assert_allclose(y, want.transpose(0, 2, 3, 1), rtol=1e-10, atol=1e-12)

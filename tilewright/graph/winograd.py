@@ -26,12 +26,12 @@ from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.positions import Shape
-from tilewright.ir.register_tile import register_tile, rows_of_block, shares_of_blocks
+from tilewright.ir.register_tile import BLOCK_TILES, register_tile, rows_of_block, shares_of_blocks
 from tilewright.ir.types import f32
 from tilewright.ops.arranged import Arranged, reordered
 from tilewright.ops.conv_gradients import ConvWeightValid
 from tilewright.ops.convolution import ConvValid
-from tilewright.ops.views import Pad, pad, permute, reshape
+from tilewright.ops.views import Flip, Pad, Permute, flip, pad, permute, reshape
 from tilewright.ops.winograd import (
     POINTS,
     TAPS,
@@ -64,7 +64,6 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
     # Rows of a register tile: fewer tiles than this waste multipliers.
     rows: int = of_target(6, lambda t: register_tile(t, f32).rows)
     least: int = 16  # channels: with fewer the transforms are most of the work
-    fewest: int = 32  # tiles of a block, each of which reads all weights again
 
     def apply(self, program: Graph, log: Log) -> Graph:
         def change(n: Node, constant: set[Node]) -> Node:
@@ -143,8 +142,9 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
         tiles to read all weights for."""
         rows, across = -(-height // m), -(-width // m)
         each = (m + TAPS - 1) ** 2 * across * (channels + columns) * f32.bytes
-        block = rows_of_block(self.cache // 2, each, rows, batch, self.cores)
-        return block if block * across >= self.fewest else 0
+        least = -(-BLOCK_TILES // across)
+        block = rows_of_block(self.cache // 2, each, rows, batch, self.cores, least)
+        return block if block >= least else 0
 
     def gradient_cycles(
         self, batch: int, height: int, width: int, channels: int, columns: int
@@ -261,7 +261,7 @@ def _by_tiles(n: Node, m: int, blocks: bool) -> Node:
     rows, cols = D.ceildiv(height, m), D.ceildiv(width, m)
     after = (0, rows * m - height, cols * m - width, 0)
     points = winograd_input(pad(x, (0, 0, 0, 0), after), m)
-    weight = winograd_weight(w, m)
+    weight = _weight_points(w, m)
     t = m + TAPS - 1
     if not blocks:
         points = reshape(points, (t * t, batch * rows * cols, channels))
@@ -272,6 +272,17 @@ def _by_tiles(n: Node, m: int, blocks: bool) -> Node:
     if not blocks:
         sums = reshape(sums, (t, t, batch, rows, cols, columns))
     return winograd_output(sums, m, height, width)
+
+
+def _weight_points(w: Node, m: int) -> Node:
+    """A weight at the points, results last. Its channels are transformed in the order in which they
+    lie: of a gradient, whose weight is turned, results are last then."""
+    moved = isinstance(w.op, Flip) and w.op.axes == (2, 3)
+    turned = w.inputs[0] if moved else w
+    if isinstance(turned.op, Permute) and turned.op.perm == (1, 0, 2, 3):
+        plain = turned.inputs[0]
+        return winograd_weight(flip(plain, (2, 3)) if moved else plain, m)
+    return permute(winograd_weight(w, m), (0, 1, 3, 2))
 
 
 def _weight_by_tiles(n: Node, m: int, blocks: bool) -> Node:

@@ -182,6 +182,8 @@ def shares_of_blocks(blocks: int, threads: int) -> int:
     return next((k for k in range(threads, EVEN * threads + 1) if blocks % k == 0), 1)
 
 
+# Tiles of a convolution that make a block, which reads all weights again.
+BLOCK_TILES = 24
 # Blocks of each thread from which on one more of some of them matters little.
 EVEN = 4
 # A chain of more additions than this loses accuracy against a library that sums in blocks.
@@ -204,16 +206,18 @@ def copies_panels(target: Target, rows: int, deep: int, stride: int) -> bool:
     return deep <= CHAIN or (rows <= MOST_ROWS and stride < WAY)
 
 
-def rows_of_block(room: int, each: int, rows: int, times: int, threads: int) -> int:
+def rows_of_block(room: int, each: int, rows: int, times: int, threads: int, least: int = 1) -> int:
     """Rows of a block that divide all: as many as there is room for, where each takes so much of
-    it, and such that threads have about the same number of blocks, `times` over. One, if no more
-    are possible."""
+    it, but as few more as make `least`, and such that threads have about the same number of
+    blocks, `times` over. One, if no more are possible."""
 
-    def fits(k: int) -> bool:
+    def even(k: int) -> bool:
         blocks = times * rows // k
-        return k * each <= room and (blocks % threads == 0 or blocks >= EVEN * threads)
+        return blocks % threads == 0 or blocks >= EVEN * threads
 
-    return max((k for k in range(1, rows + 1) if rows % k == 0 and fits(k)), default=1)
+    possible = [k for k in range(1, rows + 1) if rows % k == 0 and even(k)]
+    found = max((k for k in possible if k * each <= room), default=1)
+    return found if found >= least else min((k for k in possible if k >= least), default=found)
 
 
 def lines_of(rows: int, stride: int, width: int) -> int:

@@ -181,7 +181,7 @@ class WinogradInput(Op):
 
 @operator
 class WinogradWeight(Op):
-    """A weight [O,C,3,3] at the points, [t,t,C,O]; it is transformed in double precision."""
+    """A weight [O,C,3,3] at the points, [t,t,O,C]; it is transformed in double precision."""
 
     size: int
 
@@ -191,7 +191,7 @@ class WinogradWeight(Op):
             w.rank == 4 and w.shape[2:] == (TAPS, TAPS),
             f"winograd_weight: {w!r} is no weight of 3x3 windows",
         )
-        return TensorType(w.dtype, (t, t, w.shape[1], w.shape[0]))
+        return TensorType(w.dtype, (t, t, w.shape[0], w.shape[1]))
 
     def compute(self, w: Tensor) -> Tensor:
         _, weight, _ = matrices(self.size)
@@ -202,7 +202,7 @@ class WinogradWeight(Op):
             assert found is not None
             return found
 
-        def body(a: Dim, b: Dim, c: Dim, o: Dim) -> Value:
+        def body(a: Dim, b: Dim, o: Dim, c: Dim) -> Value:
             def column(j: int) -> Value:
                 def term(i: int) -> Value:
                     return E.cast(w[o, c, i, j], f64)
@@ -212,11 +212,11 @@ class WinogradWeight(Op):
             columns = [column(j) for j in range(TAPS)]
             return _cases(b, t, lambda k: combined(weight[k], columns.__getitem__))
 
-        return E.compute((t, t, w.shape[1], w.shape[0]), body, w.dtype)
+        return E.compute((t, t, w.shape[0], w.shape[1]), body, w.dtype)
 
     def reference(self, w: np.ndarray) -> np.ndarray:
         weight = _array(matrices(self.size)[1])
-        out = np.einsum("ai,ocij,bj->abco", weight, w.astype(np.float64), weight)
+        out = np.einsum("ai,ocij,bj->aboc", weight, w.astype(np.float64), weight)
         return np.ascontiguousarray(out.astype(w.dtype))
 
     @classmethod

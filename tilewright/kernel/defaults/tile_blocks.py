@@ -16,7 +16,7 @@ from math import prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import extent
-from tilewright.ir.register_tile import dividing_rows, rows_of_block
+from tilewright.ir.register_tile import BLOCK_TILES, dividing_rows, rows_of_block
 from tilewright.kernel.defaults.cases import cases_in_block
 from tilewright.kernel.defaults.chains import moved_stage
 from tilewright.kernel.defaults.contractions import find_tile, is_contraction
@@ -104,10 +104,11 @@ def _inline(s: Scheduler, tiles: _Tiles) -> None:
 def _block(s: Scheduler, tiles: _Tiles) -> int:
     """Rows of tiles in a block: what is between takes half of the second cache."""
     points, sums = (s.nest.buffer(x.name) for x in (tiles.points, tiles.products))
-    images, rows = sums.shape[2:4]
-    assert isinstance(images, int) and isinstance(rows, int)
+    images, rows, across = sums.shape[2:5]
+    assert isinstance(images, int) and isinstance(rows, int) and isinstance(across, int)
     each = 0
     for b in (points, sums):
         one = prod(d for k, d in enumerate(b.shape) if k not in (2, 3) and isinstance(d, int))
         each += one * b.dtype.bytes
-    return rows_of_block(s.target.l2 // 2, each, rows, images, s.target.cores)
+    least = -(-BLOCK_TILES // across)
+    return rows_of_block(s.target.l2 // 2, each, rows, images, s.target.cores, least)
