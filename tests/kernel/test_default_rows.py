@@ -162,6 +162,40 @@ def test_long_rows_of_a_scan_are_lanes(dtype: str, function: str, length: int) -
     judged(group, nest)
 
 
+SAME_ROWS = """
+group extremes
+  in a: f32[{rows},{length}]
+  out y0: f32[{rows},{length}]
+  out y1: i64[{rows},{length}]
+  local t: i32[{rows},{length}]
+  y0[y0.i0,y0.i1] = {first} for y0.i0 in {rows}, y0.i1 in {length} in order
+  t[t.i0,t.i1] = {second} for t.i0 in {rows}, t.i1 in {length} in order
+  y1[y1.i0,y1.i1] = cast<i64>(t[y1.i0,y1.i1]) for y1.i0 in {rows}, y1.i1 in {length}
+"""
+OWN = "a[y0.i0,y0.i1]"
+LARGEST = f"select(#(y0.i1) > 0, max(y0[y0.i0,y0.i1-1], {OWN}), {OWN})"
+AT = "select(a[t.i0,t.i1] == y0[t.i0,t.i1], cast<i32>(#(t.i1)), 0:i32)"
+LAST = f"select(#(t.i1) > 0, max(t[t.i0,t.i1-1], {AT}), {AT})"
+
+
+@pytest.mark.parametrize("length", [150, 64, 20, 9])
+def test_scans_of_the_same_rows_take_turns(length: int) -> None:
+    group = parse_group(SAME_ROWS.format(rows=5, length=length, first=LARGEST, second=LAST))
+    trace, nest = default_schedule(group, default())
+    assert [type(s).__name__ for s in trace].count("ScanLanes") == 2
+    loops = [around(nest, name)[:-1] for name in ("y0", "t", "y1")]
+    assert loops[0] == loops[1] == loops[2]  # one loop has a piece of each stage
+    judged(group, nest)
+
+
+def test_maps_of_scans_of_very_short_rows_are_lanes() -> None:
+    group = parse_group(SAME_ROWS.format(rows=5, length=6, first=LARGEST, second=LAST))
+    trace, nest = default_schedule(group, default())
+    assert "ScanLanes" not in [type(s).__name__ for s in trace]
+    assert around(nest, "y1")[-1].kind == "lane"
+    judged(group, nest)
+
+
 def test_strict_sums_are_scanned_in_their_order() -> None:
     text = SCAN.format(rows=3, value=VALUE).replace("30", "150")
     group = replace(parse_group(text), precision="strict")
