@@ -512,3 +512,21 @@ def test_what_is_left_of_columns_of_any_number_is_a_vector_in_their_sums_too() -
     judge = Judge(group, [{"n": k} for k in (0, 1, 5, 16, 37, 64)])
     judge.nest(nest)
     judge.native(nest)
+
+
+ADDED_ROWS = """
+group added
+  in at: i64[12]
+  in x: f32[12,{width}]
+  out y: f32[5,{width}]
+  y[${{{row}}},y.i1] add= x[y.i0,y.i1] for y.i0 in 12, y.i1 in {width} in order from 0.0
+"""
+ROW = "cast<i64>(min(cast<u32>(at[y.i0]), 4:u32))"
+
+
+@pytest.mark.parametrize(("width", "out"), [(64, True), (40, True), (2048, False)])
+def test_few_vectors_of_a_row_that_data_place_are_written_out(width: int, out: bool) -> None:
+    group = parse_group(ADDED_ROWS.format(width=width, row=ROW))
+    trace, nest = default_schedule(group, default())
+    assert ("Unroll" in [type(s).__name__ for s in trace]) == out
+    judged(group, nest)

@@ -25,7 +25,7 @@ from tilewright.kernel.defaults.scheduler import (
 from tilewright.kernel.defaults.turned import schedule_turned
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Stage
-from tilewright.kernel.nest import Store
+from tilewright.kernel.nest import Loop, Store
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith, share_all
@@ -214,6 +214,7 @@ BESIDE = 8
 PAGE, LINE = 512, 8
 
 
+FEW_VECTORS = 8  # of a short row, which are written out
 FEW = 4  # iterations of an innermost loop that are written out
 
 
@@ -233,7 +234,13 @@ def _whole_rows(s: Scheduler, st: Stage) -> None:
     placed = [i for i in store.index if any(D.data_values(i))]
     if placed and last.kind == "serial" and not any(last.var in D.symbols(i) for i in placed):
         if D.coefficient(store.index[-1], last.var) == 1:
-            vector_loop(s, last.name, lanes_for(s, st.name))
+            over = vector_loop(s, last.name, lanes_for(s, st.name))
+            if over is not None and all(_few(x) for x in s.loops(over)):
+                s.attempt(Unroll(over))
+
+
+def _few(loop: Loop) -> bool:
+    return isinstance(loop.extent, int) and loop.extent <= FEW_VECTORS
 
 
 def _rounded(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
