@@ -162,6 +162,29 @@ def test_long_rows_of_a_scan_are_lanes(dtype: str, function: str, length: int) -
     judged(group, nest)
 
 
+ANY_LENGTH = """
+group sums where n: 1..5000
+  in a: f32[5,n]
+  out y: f32[5,n]
+  local t: f64[5,n]
+  t[t.i0,t.i1] = {value} for t.i0 in 5, t.i1 in n in order
+  y[y.i0,y.i1] = cast<f32>(t[y.i0,y.i1]) for y.i0 in 5, y.i1 in n
+"""
+TERM = "cast<f64>(a[t.i0,t.i1])"
+
+
+def test_rows_of_a_length_that_the_call_knows_are_lanes_row_by_row() -> None:
+    value = f"select(#(t.i1) > 0, t[t.i0,t.i1-1] + {TERM}, {TERM})"
+    group = parse_group(ANY_LENGTH.format(value=value))
+    trace, nest = default_schedule(group, default())
+    names = [type(s).__name__ for s in trace]
+    assert "ScanLanes" in names and "ComputeAt" in names
+    judge = Judge(group, [{"n": n} for n in (1, 31, 32, 75)])
+    judge.exact = False
+    judge.nest(nest)
+    judge.native(nest)
+
+
 SAME_ROWS = """
 group extremes
   in a: f32[{rows},{length}]

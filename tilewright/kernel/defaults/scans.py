@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
 from tilewright.kernel.defaults.scheduler import Scheduler, lanes_for, vector_loop, work_per_point
 from tilewright.kernel.group import Stage
@@ -50,7 +51,7 @@ def rounded_scan(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
         return False
     name, out = inner[0].name, outs[0].name
     own, path = s.path(name), s.path(out)
-    row = D.bounds(own[-1].extent)[1] * s.nest.buffer(name).dtype.bytes
+    row = guess(own[-1].extent) * s.nest.buffer(name).dtype.bytes
     if len(path) == len(own) > 1 and row <= s.target.l2:
         work = work_per_point(s, name) * _size(own[-1].extent)
         top = path[0].name
@@ -94,7 +95,7 @@ def _side_by_side(s: Scheduler, every: list[Stage], host: str) -> bool:
     lanes = min(_most_lanes(s, x.name) for x in every)
     while FEWEST < lanes > D.bounds(along[host].extent)[1]:
         lanes //= 2
-    if lanes < FEWEST or not D.known_le(lanes * SHORTEST, along[host].extent):
+    if lanes < FEWEST or not _has_vectors(along[host].extent, lanes):
         return False
     if not all(s.attempt(Split(p.name, lanes)) for p in along.values()):
         return False
@@ -119,7 +120,7 @@ def _together(s: Scheduler, every: list[Stage], host: str) -> bool:
     """The loops over rows of all stages become the one of the last."""
     path = s.path(host)
     shapes = {_row(s, x) for x in every}
-    sizes = [D.bounds(_row(s, x)[-1])[1] * s.nest.buffer(x.name).dtype.bytes for x in every]
+    sizes = [guess(_row(s, x)[-1]) * s.nest.buffer(x.name).dtype.bytes for x in every]
     depths = {len(s.path(x.name)) for x in every}
     if len(path) < 2 or len(shapes) > 1 or depths != {len(path)} or sum(sizes) > s.target.l2:
         return False
@@ -148,13 +149,21 @@ def _one_by_one(s: Scheduler, stages: list[str], step: Callable[[str], Step]) ->
 def _lanes(s: Scheduler, stage: str) -> bool:
     """Vectors along the last loop of a scan."""
     last, lanes = s.path(stage)[-1], _most_lanes(s, stage)
-    if lanes < FEWEST or not D.known_le(lanes * SHORTEST, last.extent):
+    if lanes < FEWEST or not _has_vectors(last.extent, lanes):
         return False
     if not s.attempt(Split(last.name, lanes)):
         return False
     if not D.known_eq(D.mod(last.extent, lanes), 0):
         s.attempt(Peel(f"{last.name}.0"))
     return s.attempt(ScanLanes(f"{last.name}.1"))
+
+
+def _has_vectors(extent: D.Dim, lanes: int) -> bool:
+    """Is a row as long as its vectors? One whose length only the call knows is as long as usual,
+    and may have none: what is left of a row is computed element by element."""
+    return D.known_le(lanes * SHORTEST, extent) or (
+        not isinstance(extent, int) and lanes * SHORTEST <= guess(extent)
+    )
 
 
 def _most_lanes(s: Scheduler, stage: str) -> int:
