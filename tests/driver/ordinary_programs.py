@@ -171,9 +171,15 @@ def timed(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, l
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for another compiler. Torch marks what Inductor passes over by code object, and all
-    modules of torch.nn that are compiled by themselves share one: nn.GRU, and whatever comes after
-    it, would run in eager for every backend from then on."""
+    """The same for another compiler, with code of its own. Torch marks by code object what a
+    compiler passes over, so that all others would run it in eager from then on: a function in which
+    the graph breaks inside a loop, or nn.GRU and whatever comes after it, since all modules of
+    torch.nn that are compiled by themselves share one."""
+    if isinstance(function, FunctionType):
+        f, own = function, function.__code__.replace()
+        copied = FunctionType(own, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
+        copied.__kwdefaults__ = f.__kwdefaults__
+        return copied
     if not isinstance(function, nn.RNNBase):
         return function
 

@@ -49,6 +49,28 @@ def test_scans_that_depend_on_no_input_are_computed() -> None:
     assert folded(kept) is kept and folded(ops.cumsum(at, 0), steps=6).op.name == "cumsum"
 
 
+def test_costly_functions_that_depend_on_no_input_are_computed() -> None:
+    """Sines of positions, and what they are put into; what costs little stays a ramp."""
+    at = ops.cast(ops.iota(6), f32)
+    rate = ops.exp(ops.mul(ops.iota(4, 0, 1, f32), -0.5))
+    angle = ops.mul(ops.reshape(at, (6, 1)), rate)
+    both = ops.reshape(ops.concat([ops.sin(angle), ops.cos(angle)], 1), (48,))
+    out = folded(ops.add(input("y", TensorType(f32, (48,))), both)).inputs[1]
+    assert isinstance(out.op, Constant)
+    want = np.arange(6.0)[:, None] * np.exp(np.arange(4) * -0.5)
+    want = np.concatenate([np.sin(want), np.cos(want)], 1).ravel()
+    np.testing.assert_allclose(out.op.literal.array, want, atol=1e-6)
+    exact = np.exp((np.arange(900, dtype=np.float32) * np.float32(-0.1)).astype(np.float64))
+    rate = folded(ops.exp(ops.mul(ops.iota(900, 0, 1, f32), -0.1)))
+    assert isinstance(rate.op, Constant)
+    np.testing.assert_array_equal(rate.op.literal.array, exact.astype(np.float32))
+    assert folded(ops.sin(angle), limit=20).op.name == "sin"
+    whole = ops.floordiv(ops.iota(6), 4)
+    assert folded(whole) is whole, "an index stays one"
+    moved = ops.sin(ops.add(X, ops.iota(4, 0, 1, f32)))
+    assert folded(moved) is moved
+
+
 def test_one_value_stays_one_value() -> None:
     wide = ops.expand(ops.add(ops.full((), 2.0, f32), 1.0), (1000, 1000))
     out = folded(ops.exp(wide))

@@ -162,6 +162,63 @@ def test_long_rows_of_a_scan_are_lanes(dtype: str, function: str, length: int) -
     judged(group, nest)
 
 
+ANY_LENGTH = """
+group sums where n: 1..5000
+  in a: f32[5,n]
+  out y: f32[5,n]
+  local t: f64[5,n]
+  t[t.i0,t.i1] = {value} for t.i0 in 5, t.i1 in n in order
+  y[y.i0,y.i1] = cast<f32>(t[y.i0,y.i1]) for y.i0 in 5, y.i1 in n
+"""
+TERM = "cast<f64>(a[t.i0,t.i1])"
+
+
+def test_rows_of_a_length_that_the_call_knows_are_lanes_row_by_row() -> None:
+    value = f"select(#(t.i1) > 0, t[t.i0,t.i1-1] + {TERM}, {TERM})"
+    group = parse_group(ANY_LENGTH.format(value=value))
+    trace, nest = default_schedule(group, default())
+    names = [type(s).__name__ for s in trace]
+    assert "ScanLanes" in names and "ComputeAt" in names
+    judge = Judge(group, [{"n": n} for n in (1, 31, 32, 75)])
+    judge.exact = False
+    judge.nest(nest)
+    judge.native(nest)
+
+
+SAME_ROWS = """
+group extremes
+  in a: f32[{rows},{length}]
+  out y0: f32[{rows},{length}]
+  out y1: i64[{rows},{length}]
+  local t: i32[{rows},{length}]
+  y0[y0.i0,y0.i1] = {first} for y0.i0 in {rows}, y0.i1 in {length} in order
+  t[t.i0,t.i1] = {second} for t.i0 in {rows}, t.i1 in {length} in order
+  y1[y1.i0,y1.i1] = cast<i64>(t[y1.i0,y1.i1]) for y1.i0 in {rows}, y1.i1 in {length}
+"""
+OWN = "a[y0.i0,y0.i1]"
+LARGEST = f"select(#(y0.i1) > 0, max(y0[y0.i0,y0.i1-1], {OWN}), {OWN})"
+AT = "select(a[t.i0,t.i1] == y0[t.i0,t.i1], cast<i32>(#(t.i1)), 0:i32)"
+LAST = f"select(#(t.i1) > 0, max(t[t.i0,t.i1-1], {AT}), {AT})"
+
+
+@pytest.mark.parametrize("length", [150, 64, 20, 9])
+def test_scans_of_the_same_rows_take_turns(length: int) -> None:
+    group = parse_group(SAME_ROWS.format(rows=5, length=length, first=LARGEST, second=LAST))
+    trace, nest = default_schedule(group, default())
+    assert [type(s).__name__ for s in trace].count("ScanLanes") == 2
+    loops = [around(nest, name)[:-1] for name in ("y0", "t", "y1")]
+    assert loops[0] == loops[1] == loops[2]  # one loop has a piece of each stage
+    judged(group, nest)
+
+
+def test_maps_of_scans_of_very_short_rows_are_lanes() -> None:
+    group = parse_group(SAME_ROWS.format(rows=5, length=6, first=LARGEST, second=LAST))
+    trace, nest = default_schedule(group, default())
+    assert "ScanLanes" not in [type(s).__name__ for s in trace]
+    assert around(nest, "y1")[-1].kind == "lane"
+    judged(group, nest)
+
+
 def test_strict_sums_are_scanned_in_their_order() -> None:
     text = SCAN.format(rows=3, value=VALUE).replace("30", "150")
     group = replace(parse_group(text), precision="strict")
@@ -478,3 +535,21 @@ def test_what_is_left_of_columns_of_any_number_is_a_vector_in_their_sums_too() -
     judge = Judge(group, [{"n": k} for k in (0, 1, 5, 16, 37, 64)])
     judge.nest(nest)
     judge.native(nest)
+
+
+ADDED_ROWS = """
+group added
+  in at: i64[12]
+  in x: f32[12,{width}]
+  out y: f32[5,{width}]
+  y[${{{row}}},y.i1] add= x[y.i0,y.i1] for y.i0 in 12, y.i1 in {width} in order from 0.0
+"""
+ROW = "cast<i64>(min(cast<u32>(at[y.i0]), 4:u32))"
+
+
+@pytest.mark.parametrize(("width", "out"), [(64, True), (40, True), (2048, False)])
+def test_few_vectors_of_a_row_that_data_place_are_written_out(width: int, out: bool) -> None:
+    group = parse_group(ADDED_ROWS.format(width=width, row=ROW))
+    trace, nest = default_schedule(group, default())
+    assert ("Unroll" in [type(s).__name__ for s in trace]) == out
+    judged(group, nest)

@@ -14,8 +14,9 @@ import numpy as np
 
 from tilewright.base.events import Log
 from tilewright.base.traverse import operands_first
-from tilewright.graph.classify import classify, guess
+from tilewright.graph.classify import classify, facts, guess
 from tilewright.graph.specialise import node_symbols
+from tilewright.ir.in_double import in_double
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import (
     Constant,
@@ -32,7 +33,8 @@ from tilewright.ir.operator import is_composed
 from tilewright.ir.passes import Pass
 from tilewright.ir.pattern import filled_value, make
 from tilewright.ir.rewrite import map_subgraphs
-from tilewright.ir.types import DType, TensorType
+from tilewright.ir.scalar import WORTH_STORING
+from tilewright.ir.types import DType, TensorType, f32, f64
 
 # A folded weight may be this many times larger than the weights it is made of: Winograd's tiles of
 # 4x4 take four times as many elements and packing pads a little; an expand multiplies without end.
@@ -46,7 +48,9 @@ class FoldConstants(Pass, repeats=True, inside=True, regions=True):
     What is filled with one value stays so (`full`), whatever its size. Index ramps (`iota`) are
     left to the kernels, which compute them in registers, and so is what is made of them, up to a
     scan: its steps wait for each other, on a GPU for a microsecond each three. Up to `steps`
-    elements those are folded, which takes as long as interpreting them.
+    elements those are folded, which takes as long as interpreting them. Nor are functions of floats
+    left to kernels that take longer to compute than to read, such as the sines of positions: each
+    call would compute the same again.
     """
 
     limit: int = 1 << 16
@@ -62,9 +66,12 @@ class FoldConstants(Pass, repeats=True, inside=True, regions=True):
             uniform = _uniform(n)
             if uniform is not None:
                 return uniform
-            if not self._foldable(n) and not self._is_closed_scan(n, known):
+            if self._is_closed_function(n, known):
+                value = _rounded_once(n)
+            elif self._foldable(n) or self._is_closed_scan(n, known):
+                (value,) = evaluate(Graph("fold", (), (n,)), ())
+            else:
                 return n
-            (value,) = evaluate(Graph("fold", (), (n,)), ())
             log.add("fold", f"{n.op} computed", where=program.place(n), detail=True)
             return constant_of(value, n.dtype)
 
@@ -88,11 +95,38 @@ class FoldConstants(Pass, repeats=True, inside=True, regions=True):
         """Is n a program that depends on no input?"""
         if is_composed(n.op) or classify(n) != "program" or not _sizes_within(n, self.steps):
             return False
-        for x in operands_first(n, lambda y: y.inputs, known):
-            own = not isinstance(x.op, Input) and not x.op.random and not any(node_symbols(x))
-            own = own and not hasattr(x.op, "interpret")
-            known[x] = own and all(known[y] for y in x.inputs)
-        return known[n]
+        return _is_closed(n, known)
+
+    def _is_closed_function(self, n: Node, known: dict[Node, bool]) -> bool:
+        """Is n a costly function of floats that depends on no input?"""
+        if is_composed(n.op) or n.dtype not in (f32, f64) or not _sizes_within(n, self.limit):
+            return False
+        if classify(n) != "map" or facts(n).flops < WORTH_STORING or not _is_closed(n, known):
+            return False
+        small: dict[Node, bool] = {}
+        for x in operands_first(n, lambda y: y.inputs, small):
+            small[x] = _sizes_within(x, self.limit)
+        return all(small.values())
+
+
+def _rounded_once(n: Node) -> np.ndarray:
+    """A function of floats as exact as its dtype allows: numpy's own functions of float32 are a few
+    units in the last place away, which grow with the angle that they are multiplied by."""
+    given = evaluate(Graph("fold", (), n.inputs), ())
+    operands = [constant_of(v, x.dtype) for v, x in zip(given, n.inputs, strict=True)]
+    (value,) = in_double(Graph("fold", (), (node(n.op, *operands),)), ())
+    with np.errstate(over="ignore"):
+        return value.astype(n.dtype.numpy)
+
+
+def _is_closed(n: Node, known: dict[Node, bool]) -> bool:
+    """Does n depend on no input, and is it the same in each call?"""
+    for x in operands_first(n, lambda y: y.inputs, known):
+        own = not isinstance(x.op, Input) and not x.op.random and not any(node_symbols(x))
+        own = own and not hasattr(x.op, "interpret")
+        own = own and not (isinstance(x.op, Constant) and x.op.passed)
+        known[x] = own and all(known[y] for y in x.inputs)
+    return known[n]
 
 
 def _sizes_within(n: Node, limit: int) -> bool:

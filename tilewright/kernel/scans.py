@@ -9,7 +9,7 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Value, const, loads, select
 from tilewright.ir.scalar import neutral
 from tilewright.ir.types import DType
-from tilewright.kernel.nest import Store
+from tilewright.kernel.nest import Loop, Store
 
 # A loop whose iterations are computed together: each lane gets all that come before it.
 SCAN = "scan"
@@ -27,6 +27,7 @@ class Scan:
     function: str
     before: Value
     value: Value
+    last: Store | None = None  # what takes each element so far, where a number of its own has it
 
     @property
     def rounds(self) -> bool:
@@ -63,6 +64,25 @@ def scan_of(s: Store, along: Sym) -> Scan | None:
     none = const(nothing(v.name, v.dtype), v.dtype)
     sides = (none, before) if alone else (before, none)
     return Scan(v.name, select(condition, *sides), value)
+
+
+def scan_in(s: Loop) -> tuple[Store, Scan] | None:
+    """What a loop carries from element to element, and the store of its elements: by itself, or
+    after one to the number that has what is carried (`legal/carries.py`)."""
+    *before, store = s.body
+    if not isinstance(store, Store):
+        return None
+    if not before:
+        found = scan_of(store, s.var)
+        return None if found is None else (store, found)
+    last = before[0]
+    if len(before) > 1 or not isinstance(last, Store) or last.combine not in GROUPED:
+        return None
+    v = store.value
+    kept = isinstance(v, Load) and v.source == last.buffer and v.index == last.index == (0,)
+    if not kept or store.combine is not None or store.atomic or _axis(store, s.var) is None:
+        return None
+    return store, Scan(str(last.combine), v, last.value, last)
 
 
 def _comes_before(s: Store, before: Value, along: Sym) -> bool:

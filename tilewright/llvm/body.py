@@ -38,7 +38,7 @@ from tilewright.kernel.nest import (
     Store,
     While,
 )
-from tilewright.kernel.scans import SCAN, scan_of
+from tilewright.kernel.scans import SCAN, scan_in
 from tilewright.llvm.accesses import Accesses
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.atomics import Atomics
@@ -251,15 +251,11 @@ class Body:
 
     def _scanned(self, s: Loop) -> bool:
         """A scan whose elements are lanes; False where it is a plain loop after all."""
-        c, width, store = self.context, s.extent, s.body[0]
-        if c.lane is not None or c.under or not isinstance(width, int) or len(s.body) != 1:
+        c, width, found = self.context, s.extent, scan_in(s)
+        if c.lane is not None or c.under or not isinstance(width, int) or found is None:
             return False
-        found = scan_of(store, s.var) if isinstance(store, Store) else None
-        if found is None:
-            return False
-        assert isinstance(store, Store)
         c.lane, c.hints, c.env[s.var] = (s.var, width), frozenset({EDGES}), LANE
-        done = self.stores.scanned(store, found)
+        done = self.stores.scanned(*found)
         c.lane = None
         del c.env[s.var]
         return done

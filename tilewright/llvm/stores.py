@@ -134,6 +134,11 @@ class Stores:
         align = self.addresses.alignment(b, lin, w)
         self.accesses.store(b, x, self.addresses.pointer(b, start, terms), w, None, align)
         self.c.touch(s)
+        if scan.last is not None:
+            end = self.put(f"extractelement {v} {x}, i64 {w - 1}")
+            own = self.c.buffers[scan.last.buffer]
+            self.accesses.store(own, end, self.addresses.first(own, 0))
+            self.c.touch(scan.last)
         return True
 
     # ---- lanes that are chosen

@@ -28,6 +28,7 @@ from tilewright.ir.types import (
     i32,
     i64,
     u8,
+    u32,
 )
 from tilewright.ops import elementwise as ew
 from tilewright.ops import samples as S
@@ -86,6 +87,35 @@ def _check_axis(name: str, axis: int, x: TensorType) -> None:
         raise Invalid(f"{name}: axis {axis} is not an axis of {x!r}")
 
 
+def _along_rows(x: Tensor, axis: int) -> bool:
+    """Elements of a row are lanes, which are combined with each other in several steps; those of
+    columns are combined once."""
+    return x.rank > 1 and axis == x.rank - 1
+
+
+def _extremes_so_far(x: Tensor, axis: int, combine: str) -> Tensor:
+    """A NaN stays. Along rows of floats the extremes are those of whole numbers in the same order:
+    of floats every step also has to look for NaN."""
+    if not _along_rows(x, axis) or not x.dtype.is_float or x.dtype.bits > 32:
+        return _scan(x, axis, lambda v: v, lambda before, v: fn(combine, before, v))
+    top, every = expr.const(1 << 31, u32), expr.const(2**32 - 1, u32)
+    turned = expr.const(0 if combine == "max" else 2**32 - 1, u32)
+
+    def key(v: Value) -> Value:
+        wide = expr.cast(v, f32)
+        bits = fn("bits_of_f32", wide)
+        ascending = bits ^ select((bits & top).ne(0), every, top)
+        return select(wide.ne(wide), every, ascending ^ turned)
+
+    def number(k: Value) -> Value:
+        ascending = k ^ turned
+        bits = ascending ^ select((ascending & top).ne(0), top, every)
+        return expr.cast(fn("f32_of_bits", bits), x.dtype)
+
+    keys = _scan(x, axis, key, lambda before, k: fn("max", before, k))
+    return expr.compute(x.shape, lambda *i: number(keys[i]), x.dtype)
+
+
 def _scan(x: Tensor, axis: int, lift: Any, step: Any) -> Tensor:
     """A scan along `axis` that starts with the first element itself; a 0-d tensor is its own."""
     if not x.rank:
@@ -134,6 +164,9 @@ class RunningMax(_Cumulative):
     @staticmethod
     def step(before: Value, x: Value) -> Value:
         return fn("max", before, x)
+
+    def program(self, x: Tensor) -> Tensor:
+        return _extremes_so_far(x, self.axis, "max")
 
     def reference(self, x: np.ndarray) -> np.ndarray:
         return np.maximum.accumulate(x, axis=self.axis) if x.ndim else x
@@ -243,18 +276,23 @@ class _Extreme(Op):
         return TupleType((x, TensorType(i64, x.shape)))
 
     def program(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        values = _scan(x, self.axis, lambda v: v, lambda before, v: fn(self.combine, before, v))
+        values = _extremes_so_far(x, self.axis, self.combine)
 
         # An element is the extreme so far where it equals it, so that the last such place is a
-        # running maximum of places.
+        # running maximum of places. Along rows places of 32 bits are twice as many lanes.
+        few = _along_rows(x, self.axis) and D.bounds(x.shape[self.axis])[1] < 2**31
+        work = i32 if few else i64
+
         def here(*i: Dim) -> Value:
             hit = x[i].eq(values[i]) | x[i].ne(x[i])
-            place = expr.index(i[self.axis]) if i else expr.const(0, i64)
-            return select(hit, place, expr.const(0, i64))
+            place = expr.cast(expr.index(i[self.axis]) if i else expr.const(0, i64), work)
+            return select(hit, place, expr.const(0, work))
 
-        places = expr.compute(x.shape, here, i64)
+        places = expr.compute(x.shape, here, work)
         last = _scan(places, self.axis, lambda v: v, lambda before, v: fn("max", before, v))
-        return values, last
+        if work is i64:
+            return values, last
+        return values, expr.compute(x.shape, lambda *i: expr.cast(last[i], i64), i64)
 
     def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not x.ndim:
@@ -277,6 +315,8 @@ class _Extreme(Op):
         yield S.case(cls(1), S.integers(3, 20, lo=0, hi=4))
         yield S.case(cls(0), S.extremes(20))
         yield S.case(cls(1), S.extremes(2, 13, dtype=f64), dtype=f64)
+        yield S.case(cls(1), S.extremes(3, 40))
+        yield S.case(cls(1), S.normal(2, 70), dtype=f16)
         yield S.case(cls(0), S.normal(0, 2), dtype=f16)
         yield S.case(cls(1), S.normal(0, 2))
         yield S.case(cls(0), S.integers(9, dtype=u8))

@@ -37,6 +37,55 @@ nest k where n: 1..100
     y: y[i] = r[1]
 """,
     ),
+    "carries": (
+        """
+nest k
+  in x: f32[2,19]
+  out y: f32[2,19]
+  for i in 2:
+    for v in 2:
+      for l in 8 pragma scan 1:
+        y: y[i,l+8*v] = select(#(l+8*v) > 0, max(y[i,l+8*v-1], x[i,l+8*v]), x[i,l+8*v])
+    for l in 3 pragma scan 1:
+      y: y[i,l+16] = max(y[i,l+15], x[i,l+16])
+""",
+        """
+nest k
+  in x: f32[2,19]
+  out y: f32[2,19]
+  stack c0: f32[1]
+  for i in 2:
+    alloc c0
+    y: c0[0] = -inf
+    for v in 2:
+      for l in 8 pragma scan 1:
+        y: c0[0] max= x[i,l+8*v]
+        y: y[i,l+8*v] = c0[0]
+    for l in 3 pragma scan 1:
+      y: y[i,l+16] = max(y[i,l+15], x[i,l+16])
+""",
+    ),
+    # Vectors whose first element does not follow the last one of the vector before.
+    "carries elsewhere": (
+        """
+nest k
+  in x: f32[2,24]
+  out y: f32[2,24]
+  for i in 2:
+    for v in 2:
+      for l in 8 pragma scan 1:
+        y: y[i,l+9*v] = select(#(l+9*v) > 0, max(y[i,l+9*v-1], x[i,l+9*v]), x[i,l+9*v])
+""",
+        """
+nest k
+  in x: f32[2,24]
+  out y: f32[2,24]
+  for i in 2:
+    for v in 2:
+      for l in 8 pragma scan 1:
+        y: y[i,l+9*v] = select(#(l+9*v) > 0, max(y[i,l+9*v-1], x[i,l+9*v]), x[i,l+9*v])
+""",
+    ),
     "lanes": (
         """
 nest k

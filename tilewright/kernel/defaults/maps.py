@@ -12,7 +12,7 @@ from tilewright.ir.expr import Const, Fn, Index, Load, Value, walk
 from tilewright.kernel.defaults.cases import schedule_cases, schedule_short_rows
 from tilewright.kernel.defaults.interleave import schedule_interleaved
 from tilewright.kernel.defaults.panels import schedule_panels
-from tilewright.kernel.defaults.scans import rounded_scan, scan_rows
+from tilewright.kernel.defaults.scans import rounded_scan, scan_rows, scans_of_same_rows
 from tilewright.kernel.defaults.scheduler import (
     USUAL,
     Scheduler,
@@ -25,7 +25,7 @@ from tilewright.kernel.defaults.scheduler import (
 from tilewright.kernel.defaults.turned import schedule_turned
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Stage
-from tilewright.kernel.nest import Store
+from tilewright.kernel.nest import Loop, Store
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith, share_all
@@ -214,6 +214,7 @@ BESIDE = 8
 PAGE, LINE = 512, 8
 
 
+FEW_VECTORS = 8  # of a short row, which are written out
 FEW = 4  # iterations of an innermost loop that are written out
 
 
@@ -233,7 +234,13 @@ def _whole_rows(s: Scheduler, st: Stage) -> None:
     placed = [i for i in store.index if any(D.data_values(i))]
     if placed and last.kind == "serial" and not any(last.var in D.symbols(i) for i in placed):
         if D.coefficient(store.index[-1], last.var) == 1:
-            vector_loop(s, last.name, lanes_for(s, st.name))
+            over = vector_loop(s, last.name, lanes_for(s, st.name))
+            if over is not None and all(_few(x) for x in s.loops(over)):
+                s.attempt(Unroll(over))
+
+
+def _few(loop: Loop) -> bool:
+    return isinstance(loop.extent, int) and loop.extent <= FEW_VECTORS
 
 
 def _rounded(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
@@ -267,8 +274,13 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
     """Scans and scatters: one iteration per outer index where that is legal, naive loops inside."""
     if rounded_scan(s, inner, outs) or _rounded(s, inner, outs):
         return
+    if scans_of_same_rows(s, inner, outs):
+        return
     for st in [*inner, *outs]:
         if scan_rows(s, st):
+            continue
+        if st.is_map:
+            _map_of_scan(s, st)
             continue
         path = s.path(st.name)
         scanned = len(path) > 1 and path[0].kind == "serial"
@@ -287,6 +299,20 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
             vector_loop(s, f"{st.name}.init.i{len(shape) - 1}", 16)
             if len(shape) > 1 and not any(q.kind == "parallel" for q in s.loops(first)):
                 s.parallel(first, prod(map(guess, shape[1:])) // 2)
+
+
+def _map_of_scan(s: Scheduler, st: Stage) -> None:
+    """What is made of a scan, element by element: rows are shared by threads, as the scan's are.
+    Elements are lanes where they lie next to each other."""
+    path, work = s.path(st.name), work_per_point(s, st.name)
+    gathers = any(D.data_values(i) for x in store_reads(s.store(st.name)) for i in x.index)
+    if path and not gathers:
+        lanes = lanes_for(s, st.name)
+        over = vector_loop(s, path[-1].name, lanes)
+        if len(path) == 1 and over is not None and s.loops(over):
+            s.parallel(over, work * lanes)
+    if len(path) > 1:
+        s.parallel(path[0].name, work * prod(guess(p.extent) for p in path[1:]))
 
 
 def _shared_inside(s: Scheduler, st: Stage, work: int) -> None:

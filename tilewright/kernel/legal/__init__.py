@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from tilewright.base.errors import Invalid
 from tilewright.ir.target import Target
 from tilewright.kernel.legal.accesses import mark_accesses
+from tilewright.kernel.legal.carries import carry_in_registers
 from tilewright.kernel.legal.hoist import hoist_reads, unset
 from tilewright.kernel.legal.interleave import interleave_stores, scattered
 from tilewright.kernel.legal.lanes import ragged, whole_vectors
@@ -29,6 +30,7 @@ REWRITINGS: dict[str, Rewriting] = {
     "tuples": without_tuples,
     "memory": place_buffers,
     "lanes": whole_vectors,
+    "carries": carry_in_registers,
     "interleave": interleave_stores,
     "hoist": hoist_reads,
     "masks": version_masks,
