@@ -83,7 +83,7 @@ def test_drawn_sums_are_right(seed: int) -> None:
     columns = draw.choice([16, 20, 33, 64, 96, 130])
     rows = draw.choice([1 << 10, 4099, 23 * 29, 2 * 7 * 7 * 13]) * draw.randint(1, 3)
     rows = max(rows, (1 << 16) // columns + 1)
-    shape = draw.choice([(rows, columns), (1, rows, columns), (rows, 2, columns)])
+    shape = draw.choice([(rows, columns), (1, rows, columns), (rows // 2, 2, columns)])
     for group in sums(*shape):
         judge = Judge(group, [{}], seed)
         judge.exact = False  # the order of additions differs

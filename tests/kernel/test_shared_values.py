@@ -8,7 +8,7 @@ from math import prod
 import pytest
 
 from tests.kernel.fuzz import Judge
-from tests.seeds import drawn
+from tests.seeds import drawn, every_run
 from tilewright.ir.expr import Fn
 from tilewright.ir.expr import walk as walk_value
 from tilewright.kernel.group import Group
@@ -78,6 +78,7 @@ def once_in_vectors(n: Nest) -> bool:
     return lanes and all(len(found) <= 2 for found in paths)  # what is left over has copies
 
 
+@every_run(1, 3, 4)
 @pytest.mark.parametrize("shape", [(3, 5, 64), (300,), (7, 33), (4, 96, 1, 1), (3, 7)])
 def test_costly_values_are_computed_once_in_vectors(shape: tuple[int, ...]) -> None:
     n = judged(gradient(shape), [{}])

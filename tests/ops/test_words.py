@@ -8,7 +8,7 @@ import pytest
 from tests.driver.running import call, run_graph
 from tests.graph.build import arg, build, graph
 from tests.ops.test_selection import drawn_array
-from tests.seeds import drawn
+from tests.seeds import crossed, drawn
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
@@ -19,9 +19,9 @@ from tilewright.ops.words import first_words, longest_counted, sorted_words
 SHAPES = ((3, 50, 3), (2, 100, 10), (2, 129, 7), (1, 300, 40), (2, 700, 20), (1, 230, 1))
 
 
-@pytest.mark.parametrize(("rows", "n", "k"), SHAPES)
-@pytest.mark.parametrize("dtype", ["f32", "i64"])
-def test_the_first_of_rows(rows: int, n: int, k: int, dtype: str) -> None:
+@pytest.mark.parametrize(("shape", "dtype"), crossed(SHAPES, ["f32", "i64"], 2))
+def test_the_first_of_rows(shape: tuple[int, int, int], dtype: str) -> None:
+    rows, n, k = shape
     x = drawn_array(np.random.default_rng(n), dtype, (rows, n))
     found = build.topk(arg("x", rows, n, dtype=DTYPES[dtype]), k, 1, True)
     value, place = run_graph(graph(item(found, 0), item(found, 1)), (x,))

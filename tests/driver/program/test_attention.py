@@ -278,7 +278,9 @@ def test_symbolic_batches() -> None:
     assert "chain(" in report(fast)
 
 
+@pytest.mark.slow
 def test_symbolic_lengths() -> None:
+    """Of what `test_symbolic_widths` calls with more sizes."""
     fast = tw.compile(lambda q, k, v: attention(q, k, v, is_causal=True), dynamic=True)
     with torch.no_grad():
         for length in (16, 31, 64):

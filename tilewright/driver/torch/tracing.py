@@ -31,6 +31,7 @@ from tilewright.base import knobs
 from tilewright.capture.torch.recurrent import recurrent_layers
 from tilewright.capture.torch.substitutes import substitutes
 from tilewright.capture.torch.traced_loops import one_step_for_all
+from tilewright.driver.torch.quick_torch import leave_out
 
 _MARK = "_traces_for_tilewright"
 _TIMING = "profile_guard_manager"
@@ -95,6 +96,7 @@ def trace_for(is_ours: Callable[[Any], bool]) -> None:
         setattr(guards, _TIMING, untimed(timing))
     if naming := getattr(symbolic_convert, _NAMING, None):
         setattr(symbolic_convert, _NAMING, unnamed(naming))
+    leave_out(lambda: _last.ours)
 
 
 def untimed(timing: Callable[..., float]) -> Callable[..., float]:
