@@ -197,6 +197,28 @@ def test_resized_images_stay_with_channels_last(channels: int, stored: bool) -> 
     same(before, after)
 
 
+@pytest.mark.parametrize("channels, stored", [(16, True), (3, False)])
+def test_what_a_weights_gradient_sums_over_stays_with_channels_last(
+    channels: int, stored: bool
+) -> None:
+    first = (0, 3, 1, 2)
+    a, b = (build.permute(arg(n, 2, 5, 6, channels), first) for n in "ab")
+    x = build.add(build.mul(a, arg("s", channels, 1, 1)), build.exp(b))  # a block and its input
+    grad = build.permute(arg("g", 2, 5, 6, 24), first)
+    before, after = turned(build.conv_weight_valid(grad, x, (1, 1), (1, 1), 1, (1, 1)))
+    (sums,) = (n for n in after.nodes() if n.op.name == "conv_weight_valid")
+    assert (sums.inputs[1].op.name == "permute") == stored
+    same(before, after)
+
+
+def test_what_a_weights_gradient_sums_over_in_torchs_order_stays_so() -> None:
+    a, b = arg("a", 2, 16, 5, 6), build.permute(arg("b", 2, 5, 6, 16), (0, 3, 1, 2))
+    grad = build.permute(arg("g", 2, 5, 6, 24), (0, 3, 1, 2))
+    for x in (build.exp(a), build.add(a, b)):
+        before, after = turned(build.conv_weight_valid(grad, x, (1, 1), (1, 1), 1, (1, 1)))
+        assert after is before
+
+
 def test_an_image_in_torchs_order_is_resized_as_it_lies() -> None:
     before, after = turned(build.upsample_linear(arg("x", 2, 16, 5, 6), (9, 7), False))
     assert after is before

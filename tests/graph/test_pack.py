@@ -105,6 +105,24 @@ def test_a_left_operand_that_lies_across_is_stored_once_more() -> None:
     assert sum(n.shape == (250, 512) for n in copies) == 1
 
 
+def test_operands_of_a_sum_that_threads_share_stay_as_they_lie() -> None:
+    """As in the gradient of thin weights: each is read once, a copy would be most of the work."""
+
+    def thin(rows: int, columns: int, terms: int) -> Node:
+        g = build.permute(arg(f"g{rows}", terms, rows), (1, 0))
+        return build.matmul(g, build.exp(arg(f"x{columns}", terms, columns)))
+
+    assert not maps(thin(24, 144, 25088), target=AVX512)
+    assert maps(thin(256, 192, 25088), target=AVX512)
+    # Packing what its operands are made of leaves it what it is.
+    x, w = arg("x", 25088, 96), arg("w", 96, 144)
+    g = build.permute(arg("g", 25088, 24), (1, 0))
+    (one,) = maps(build.matmul(g, build.matmul(x, w)), target=AVX512)
+    assert one.startswith("a0, a1 -> a1//48")
+    # What others sum again may become one kernel with these, which reads panels.
+    assert maps(build.sum(thin(24, 144, 25088), (0,)), target=AVX512)
+
+
 def test_convolution_weights() -> None:
     y = build.conv_valid(arg("x", 2, 8, 10, 10), weight("w", 24, 8, 3, 3), (1, 1), (1, 1), 1)
     assert maps(y) == ["a0, a1, a2, a3 -> a0//12, a1, a2, a3, a0%12"]

@@ -69,6 +69,20 @@ def test_others_are_apart(shape: tuple[int, ...], why: str) -> None:
     assert len(sums(*shape)) > 1, why
 
 
+@pytest.mark.parametrize("columns, pieces", [(24, True), (31, True), (16, False), (12, False)])
+def test_threads_share_rows_of_one_sum_of_more_columns_than_a_vector(
+    columns: int, pieces: bool
+) -> None:
+    x, m = arg("x", 8, 56, 56, columns), arg("m", columns)
+    away = build.square(build.sub(x, m))
+    (c,) = fuse(graph(build.sum(away, (0, 1, 2))), get("x86-64-v4"), Log()).clusters
+    _, nest = default_schedule(kernel(c), replace(get("x86-64-v4"), cores=2))
+    loops = [x for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "parallel"]
+    most = max((x.extent for x in loops if isinstance(x.extent, int)), default=1)
+    # One vector of columns is as good as rows; of more, there are too few for threads to share.
+    assert (most >= 64) == pieces
+
+
 def test_a_sum_that_needs_another_one_is_apart() -> None:
     x = arg("x", 8, 32, 32, 64)
     mean = build.mul(build.sum(x, (0, 1, 2), True), 1 / 8192)

@@ -4,7 +4,8 @@ Vectors run along channels: with a pixel's channels adjacent in memory, whole ve
 contraction reads, adds up and stores. The order spreads from convolutions through everything that
 does not mix axes (maps, padding, pooling, resizing, normalisation); conversions stand at the edges.
 It spreads, too, from where pixels are gathered out of an image that lies so already: vectors along
-pixels would collect it element by element. Images around filters of single pixels alone stay as
+pixels would collect it element by element; and from what a weight's gradient sums over the pixels
+of such an image, which would be turned for it. Images around filters of single pixels alone stay as
 they are: those are products of matrices (`pixel_products.py`).
 """
 
@@ -76,6 +77,7 @@ def _spread(graph: Graph, dtypes: tuple[str, ...] | None) -> tuple[set[Node], se
     seeds = [n for n in nodes if _is_seed(n) and _keeps_apart(n)]
     if dtypes is None:
         seeds += [n for n in nodes if _gathers_pixels(n) and _keeps_apart(n)]
+        seeds += [x for n in nodes for x in _summed_images(n) if _keeps_apart(x)]
     else:
         seeds += [n for n in nodes if _has_filters(n) and _keeps_apart(n)]
         seeds = [n for n in seeds if n.inputs[0].dtype.name in dtypes]
@@ -128,14 +130,35 @@ def _gathers_pixels(n: Node) -> bool:
     )
 
 
+def _summed_images(n: Node) -> Iterator[Node]:
+    """Computed images that lie with channels last, of which a contraction sums up all pixels, as
+    the gradient of a weight does."""
+    f = facts(n)
+    if f.kind != "contract" or f.reduce is None:
+        return
+    for a in f.accesses:
+        x = n.inputs[a.operand]
+        wide = x.rank >= 4 and len(a.index) == x.rank and x.op.elementwise
+        pixels = wide and all(any(s in f.reduce.axes for s in D.symbols(i)) for i in a.index[2:])
+        if pixels and D.bounds(x.shape[1])[0] >= FEWEST and _lies_last(x):
+            yield x
+
+
 def _lies_last(x: Node) -> bool:
     """Is it an image with channels last in another order, perhaps after elementwise work?"""
-    while x.inputs and x.op.elementwise and isinstance(x.type, TensorType) and x.rank >= 3:
-        wide = [y for y in x.inputs if isinstance(y.type, TensorType) and y.shape == x.shape]
-        if len(wide) != 1:
+    stack, seen = [x], {x}
+    while stack:
+        y = stack.pop()
+        if isinstance(y.op, Permute) and y.op.perm == inverse(order_of(y.rank)):
+            continue
+        if not y.op.elementwise or not isinstance(y.type, TensorType) or y.rank < 3:
             return False
-        x = wide[0]
-    return isinstance(x.op, Permute) and x.op.perm == inverse(order_of(x.rank))
+        wide = [z for z in y.inputs if isinstance(z.type, TensorType) and z.shape == y.shape]
+        if not wide:
+            return False
+        stack += [z for z in wide if z not in seen]
+        seen.update(wide)
+    return True
 
 
 def _places(f: Facts) -> set[Tensor]:

@@ -19,6 +19,7 @@ from tilewright.ir.expr import Load
 from tilewright.ir.maps import Map
 from tilewright.ir.node import Constant, Graph, Input, Node, node, rebuild
 from tilewright.ir.passes import Pass, of_target
+from tilewright.ir.positions import static
 from tilewright.ir.product import Product, TileShape
 from tilewright.ir.register_tile import (
     LINE,
@@ -30,6 +31,7 @@ from tilewright.ir.register_tile import (
     products_of,
     reads_apart,
     register_tile,
+    shared_sum,
 )
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType
@@ -59,8 +61,11 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
 
     def apply(self, program: Graph, log: Log) -> Graph:
         def change(n: Node, constant: set[Node]) -> Node:
+            ends = next(given) in last  # n itself is another node once an operand was packed
             c = contraction(n)
             if c is None or n.op.makes_operands:
+                return n
+            if ends and self._sums_as_it_lies(n, c):
                 return n
             n = self._turned(n, c, constant, log)
             w = n.inputs[c.right]
@@ -74,8 +79,24 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER, regions=True):
             log.add("pack", f"{what} operand of {n.op.name} as {found}", detail=True)
             return out
 
-        last = _last_products(program)
+        last, given = _last_products(program), iter(program.nodes())
         return rebuild_knowing(program, change)
+
+    def _sums_as_it_lies(self, n: Node, c: Contraction) -> bool:
+        """Do threads share the sum, over rows of both operands (kernel/defaults/long_products.py)?
+        Then each is read once, so a copy of it would be most of the work."""
+        x, w = (n.inputs[k] for k in (c.left, c.right))
+        axes, order = _left_axes(n, c), _in_memory(x)
+        known = all(isinstance(d, int) for d in (*x.shape, *w.shape))
+        if n.rank != 2 or not (x.rank == w.rank == 2 and known) or axes is None or order is None:
+            return False
+        if axes[order[-1]] not in c.rows or (c.right_axes[-1], c.lane) != (1, 1):
+            return False
+        plain = facts(w).kind != "view" or facts(w).reshape
+        same = x.dtype is w.dtype is n.dtype and n.dtype.accumulator is n.dtype
+        rows, columns = static(n.shape)
+        terms = guess(w.shape[0])
+        return same and plain and shared_sum(self.target, n.dtype, rows, columns, terms) is not None
 
     def _turned(self, n: Node, c: Contraction, constant: set[Node], log: Log) -> Node:
         """With a left operand whose sums run along memory, or in panels of a tile's rows: one that

@@ -220,6 +220,50 @@ def rows_of_block(room: int, each: int, rows: int, times: int, threads: int, lea
     return found if found >= least else min((k for k in possible if k >= least), default=found)
 
 
+# Terms of the shortest part of a sum that is worth writing its results; and how many times as much
+# as the results of all pieces of a sum, which are written and read, is read of operands.
+PART, PAYS = 32, 8
+# Pieces of a sum for each thread: others help when it falls behind.
+SUM_PIECES = 4
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A product of which threads share the sum: terms of a piece, and of a part that stays in the
+    first cache; rows and columns of a tile; how many results there are."""
+
+    piece: int
+    part: int
+    rows: int
+    columns: int
+    results: int
+
+
+def shared_sum(target: Target, dtype: DType, rows: int, columns: int, terms: int) -> Shared | None:
+    """Where threads share a sum that is summed over rows of both operands, which stay as they lie:
+    where results are so few that each thread has all of them in the first cache, and operands so
+    many that each should come from memory once. None elsewhere, or where sizes have no divisors."""
+    size, lanes, results = dtype.bytes, lanes_of(target, dtype), rows * columns
+    seen = terms * (rows + columns)
+    if not target.rated or not results or columns % lanes or results * size > target.l1:
+        return None
+    if seen * size <= target.l2:
+        return None
+    most = register_tile(target, dtype).columns
+    width = next(w for w in range(most, 0, -lanes) if columns % w == 0)
+    tile = register_tile(target, dtype, width)
+    tall = next(r for r in range(max(tile.rows, tile.most), 0, -1) if rows % r == 0)
+    room = min(CHAIN, 3 * target.l1 // 4 // (size * (width + rows)))
+    part = next((n for n in range(room, PART - 1, -1) if terms % n == 0), None)
+    if part is None or tall * width < lanes * target.fma_pipes * target.fma_latency:
+        return None
+    parts, wanted = terms // part, SUM_PIECES * target.cores
+    pieces = next((n for n in range(wanted, parts + 1) if parts % n == 0), None)
+    if pieces is None or PAYS * pieces * results > seen:
+        return None
+    return Shared(terms // pieces, part, tall, width, results)
+
+
 def lines_of(rows: int, stride: int, width: int) -> int:
     """Lines of the first cache that as many rows take up, counting those that no other row's lines
     can be in because all of them collide."""

@@ -26,6 +26,7 @@ from tilewright.kernel.defaults.maps import schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows, short_columns
 from tilewright.kernel.defaults.scheduler import Applied, Scheduler
 from tilewright.kernel.defaults.shared_values import element_by_element, schedule_shared_values
+from tilewright.kernel.defaults.strided_windows import schedule_strided_window
 from tilewright.kernel.defaults.sums_out import with_plain_outputs
 from tilewright.kernel.defaults.tile_blocks import find_tiles, schedule_tiles
 from tilewright.kernel.defaults.tile_kernels import schedule_programs
@@ -73,6 +74,8 @@ def default_schedule(
     elif not inner:
         schedule_map(s, outs)
     elif schedule_shared_values(s, inner, outs) or schedule_totals(s, inner, outs):
+        pass
+    elif schedule_strided_window(s, inner, outs):
         pass
     elif (sums := _one_contraction(s, inner)) is not None:
         at = inner.index(sums)

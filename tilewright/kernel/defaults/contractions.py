@@ -22,6 +22,7 @@ from tilewright.ir.register_tile import (
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.few_rows import few_rows, schedule_few_rows
+from tilewright.kernel.defaults.long_products import schedule_long_product
 from tilewright.kernel.defaults.own_panels import own_panels, place_panels, prefetch_panels
 from tilewright.kernel.defaults.scheduler import (
     USUAL,
@@ -181,6 +182,8 @@ def schedule_contraction(
     ):
         if schedule_few_rows(s, t, wide[0]):
             return True
+    if joined is None and not images and len(outs) == 1 and schedule_long_product(s, t, ops):
+        return True
     t.choices, t.rows = s.choices, t.rows if t.group else s.choices.rows or t.rows
     if all(acc.axes[col] in x.symbols() for x in ops):
         if not images and schedule_window_sums(s, t, ops):

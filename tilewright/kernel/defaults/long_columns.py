@@ -79,7 +79,7 @@ def _pieces(s: Scheduler, sums: list[str]) -> None:
     (r,) = rows
     bits = max(s.nest.buffer(x).dtype.bits for x in sums)
     lanes = s.target.lanes(max(32, bits))
-    if r.columns < (2 * lanes if len(sums) == 1 else lanes):
+    if r.columns < lanes or (r.columns == lanes and len(sums) == 1):
         raise Refused("columns are one vector, and lie as rows do")
     work = sum(work_per_point(s, x) for x in sums) * r.piece * r.columns
     parts = [_part(s, x, walks[x], r, lanes) for x in sums]

@@ -288,6 +288,28 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
     unroll_reduction(s, red)
 
 
+def fill_sums(s: Scheduler, stage: str, own: list[str], lanes: int) -> None:
+    """Sums of a stage that is a tile of its own, of a loop over rows and one over columns: in
+    registers, columns in lanes."""
+    s.do(SetScope(stage, "register"))
+    last = len(s.nest.buffer(stage).shape) - 1
+    at = [axis_of(s, stage, x) for x in own]
+    if at[1] is not None and at[1] != last:
+        s.do(Permute(stage, (*(k for k in range(last + 1) if k != at[1]), at[1])))
+    red = [q.name for q in s.reduced(stage)]
+    stems = [own, [f"{stage}.init.i{k}" for k in at]]
+    if _instruction(s, stage, own, red, 0):
+        stems.remove(own)
+    else:
+        reorder(s, (*red, *own))
+        unroll_reduction(s, red)
+    for row, column in stems:
+        if s.loops(row):
+            s.do(Unroll(row))
+        if s.loops(column):
+            lanes_of_tile(s, column, lanes)
+
+
 def axis_of(s: Scheduler, stage: str, loop: str) -> int | None:
     """The axis of a stage that a loop runs along. Partial sums have no axes of one element."""
     moves = [q.var for q in s.path(stage) if q.name == loop]
