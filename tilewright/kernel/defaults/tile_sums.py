@@ -68,12 +68,13 @@ def schedule_sums(s: Scheduler, sums: _Sums) -> bool:
         around = first
     blocks = batch * rows // block
     shares = shares_of_blocks(blocks, s.target.cores)
-    own = acc
+    own, threads = acc, []
     if shares > 1:
         s.do(Split(around, blocks // shares))
         own = f"{acc}g"
         s.do(RFactor(acc, (f"{around}.0",), own))
-        threads, around = (f"{own}.{x.split('.', 1)[1]}" for x in (f"{around}.0", f"{around}.1"))
+        loop = around.split(".", 1)[1]
+        threads, around = [f"{own}.{loop}.0"], f"{own}.{loop}.1"
         s.do(Permute(own, (4, 0, 1, 2, 3)))
     part = f"{acc}b"
     s.do(RFactor(own, (around,), part))
@@ -87,36 +88,28 @@ def schedule_sums(s: Scheduler, sums: _Sums) -> bool:
     if not wide:
         return False
     tall = -(-results // -(-results // tile.rows))
-    data = [f"{own}.i{k}" for k in range(4)]
-    s.do(Split(data[2], tall))
-    s.do(Split(data[3], wide))
-    order = [
-        around,
-        data[0],
-        data[1],
-        f"{data[3]}.0",
-        f"{data[2]}.0",
-        f"{data[2]}.1",
-        f"{data[3]}.1",
-    ]
-    s.do(Reorder((threads, *order) if shares > 1 else tuple(order)))
-    s.do(ComputeAt(part, f"{data[2]}.0"))
+    a, b, o, c = (f"{own}.i{k}" for k in range(4))
+    s.do(Split(o, tall))
+    s.do(Split(c, wide))
+    s.do(Reorder((*threads, around, a, b, f"{c}.0", f"{o}.0", f"{o}.1", f"{c}.1")))
+    s.do(ComputeAt(part, f"{o}.0"))
     for name in (points, changes):
         s.do(ComputeAt(name, around))
         if not cases_in_block(s, name, around):
             return False
     t = Tile(own, "", ["", ""], ["i2", "i3"], 0, 1, tall, lanes, wide // lanes)
-    fill_tile(s, Placed(t, "", "", [], (f"{data[2]}.0", ""), False, part, tall, wide))
-    return _finish(s, sums, own, threads if shares > 1 else None)
+    fill_tile(s, Placed(t, "", "", [], (f"{o}.0", ""), False, part, tall, wide))
+    return _finish(s, sums, threads)
 
 
-def _finish(s: Scheduler, sums: _Sums, own: str, threads: str | None) -> bool:
+def _finish(s: Scheduler, sums: _Sums, threads: list[str]) -> bool:
+    """Sums of all threads become taps, for one result after the other."""
     acc, out = sums.products.name, sums.out.name
     top = s.path(out)[0].name
-    if threads is not None:
-        s.do(Parallel(threads))
+    for x in threads:
+        s.do(Parallel(x))
     s.do(ComputeAt(acc, top))
-    if threads is not None:
+    if threads:
         data, red = s.axes(acc)
         s.do(Reorder((*(q.name for q in data[:-1]), *(q.name for q in red), data[-1].name)))
         for name in (f"{acc}.init.i3", data[-1].name):

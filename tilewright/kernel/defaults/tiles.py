@@ -277,13 +277,11 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
             lanes_of_tile(s, c, t.lanes)
     if not t.large:
         s.attempt(Unroll(f"{m}.1"))
-    if not n:
-        pass
-    elif p.padded:
+    if n and p.padded:
         s.do(Split(f"{n}.1", t.lanes))
         s.do(Unroll(f"{n}.1.0", guarded=True))
         s.do(Vectorize(f"{n}.1.1", masked=True))
-    else:
+    elif n:
         lanes_of_tile(s, f"{n}.1", t.lanes)
     unroll_reduction(s, red)
 
