@@ -16,6 +16,7 @@ same matrices.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tilewright.base.events import Log
@@ -61,6 +62,7 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
     near: int = of_target(24, lambda t: t.l2_bandwidth)
     far: int = of_target(10, lambda t: t.l3_bandwidth)
     cores: int = of_target(1, lambda t: t.cores)
+    lanes: int = of_target(4, lambda t: t.lanes(f32.bits))
     # Rows of a register tile: fewer tiles than this waste multipliers.
     rows: int = of_target(6, lambda t: register_tile(t, f32).rows)
     least: int = 16  # channels: with fewer the transforms are most of the work
@@ -190,9 +192,8 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
         blocks = self._time(multiplies, pixels + 2 * sums + taps)
         blocks += between * f32.bytes / self.near
         blocks += 2 * sums * (tiles / block) * f32.bytes / level
-        if shares_of_blocks(tiles // block, self.cores) < self.cores:
-            blocks *= self.cores
-        return whole, blocks
+        shared = shares_of_blocks(tiles // block, self.cores) >= self.cores
+        return whole, blocks if shared and channels % self.lanes == 0 else math.inf
 
     def _time(self, multiplies: int, elements: int) -> float:
         """Cycles of so many multiplications and elements that are moved."""

@@ -108,8 +108,8 @@ def _finish(s: Scheduler, sums: _Sums, threads: list[str]) -> bool:
     top = s.path(out)[0].name
     for x in threads:
         s.do(Parallel(x))
-    s.do(ComputeAt(acc, top))
     if threads:
+        s.do(ComputeAt(acc, top))
         data, red = s.axes(acc)
         s.do(Reorder((*(q.name for q in data[:-1]), *(q.name for q in red), data[-1].name)))
         for name in (f"{acc}.init.i3", data[-1].name):

@@ -1,0 +1,125 @@
+"""Which convolutions are computed by tiles, and which of these as one kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.graph.build import arg, build, graph
+from tilewright.base.events import Log
+from tilewright.graph.decompose import Decompose
+from tilewright.graph.fuse import fuse
+from tilewright.graph.pack import PackOperands
+from tilewright.graph.winograd import Winograd
+from tilewright.ir import passes
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.node import Graph, Node
+from tilewright.ir.positions import static
+from tilewright.ops.arranged import arranged
+from tilewright.ops.convolution import ConvValid
+from tilewright.targets import get
+
+TARGET = replace(get("x86-64-v4"), cores=2)
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+def conv(x: Node, w: Node) -> Node:
+    plain = ConvValid((1, 1), (1, 1), 1)
+    padded = build.pad(x, (0, 1, 1, 0), (0, 1, 1, 0))
+    return arranged(plain, (LAST, (0, 1, 2, 3)), LAST, padded, w)
+
+
+def weight_gradient(n: int, side: int, channels: int, results: int, pad: int = 1) -> Node:
+    dy = build.permute(arg("dy", n, side, side, results), FIRST)
+    x = build.permute(arg("x", n, side + 2 - 2 * pad, side + 2 - 2 * pad, channels), FIRST)
+    x = build.pad(x, (0, 0, pad, pad), (0, 0, pad, pad))
+    return build.conv_weight_valid(dy, x, (1, 1), (1, 1), 1, (3, 3))
+
+
+def by_tiles(*outputs: Node) -> Graph:
+    return Winograd.of(TARGET).apply(graph(*outputs), Log())
+
+
+def names(g: Graph) -> set[str]:
+    return {n.op.name for n in g.nodes()}
+
+
+def kinds(g: Graph) -> list[str]:
+    table = [Decompose(), PackOperands.of(TARGET)]
+    return [c.kind for c in fuse(passes.run(table, g, Log()), TARGET, Log()).clusters]
+
+
+def test_a_convolution_is_one_kernel() -> None:
+    g = by_tiles(build.relu(conv(arg("x", 4, 64, 64, 64), arg("w", 64, 64, 3, 3))))
+    assert "winograd_output" in names(g)
+    assert sorted(kinds(g)) == ["chain", "map"]  # and one that transforms weights
+
+
+def test_few_tiles_are_rows_of_matrices() -> None:
+    """An image of 7 x 7 pixels has too few tiles to read all weights for."""
+    g = by_tiles(conv(arg("x", 8, 7, 7, 256), arg("w", 256, 256, 3, 3)))
+    assert "winograd_output" in names(g) and "chain" not in kinds(g)
+    (products,) = (n for n in g.nodes() if n.op.name == "winograd_products")
+    assert products.rank == 3
+
+
+def test_points_of_two_convolutions_are_stored() -> None:
+    x = arg("x", 4, 64, 64, 64)
+    g = by_tiles(conv(x, arg("v", 64, 64, 3, 3)), conv(x, arg("w", 64, 64, 3, 3)))
+    assert "chain" not in kinds(g)
+
+
+def test_a_gradient_is_one_kernel() -> None:
+    g = by_tiles(weight_gradient(4, 64, 64, 64))
+    assert {"winograd_gradient", "winograd_sums", "winograd_taps"} <= names(g)
+    assert kinds(g) == ["chain"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sums"),
+    [
+        ((4, 64, 64, 64), True),
+        ((4, 64, 36, 64), False),  # channels that are no whole vectors
+        ((8, 7, 256, 512), False),  # sums that no cache holds
+    ],
+)
+def test_which_gradients_go_through_blocks(sizes: tuple[int, int, int, int], sums: bool) -> None:
+    assert ("winograd_sums" in names(by_tiles(weight_gradient(*sizes)))) == sums
+
+
+def test_few_channels_stay_direct() -> None:
+    assert "winograd_taps" not in names(by_tiles(weight_gradient(4, 64, 3, 64)))
+
+
+def test_images_with_channels_first_stay_direct() -> None:
+    dy, x = arg("dy", 4, 64, 64, 64), arg("x", 4, 64, 66, 66)
+    n = build.conv_weight_valid(dy, x, (1, 1), (1, 1), 1, (3, 3))
+    assert "winograd_taps" not in names(by_tiles(n))
+
+
+@pytest.mark.parametrize("pad", [0, 1])
+@pytest.mark.parametrize("sizes", [(2, 8, 16, 32), (1, 9, 32, 16)])
+def test_gradients_keep_their_values(sizes: tuple[int, int, int, int], pad: int) -> None:
+    rng = np.random.default_rng(0)
+    before = graph(weight_gradient(*sizes, pad=pad))
+    everywhere = replace(Winograd.of(TARGET), moved=1 << 20, near=1 << 20, far=1 << 20)
+    after = everywhere.apply(before, Log())
+    assert "winograd_taps" in names(after)
+    given = [rng.standard_normal(static(x.shape)).astype(np.float32) for x in before.inputs]
+    (want,), (got,) = (evaluate(g, given) for g in (before, after))
+    np.testing.assert_allclose(got, want, atol=2e-6 * float(np.abs(want).max()), rtol=0)
+
+
+def test_turned_weights_are_read_as_they_lie() -> None:
+    """The gradient of an image convolves with a weight that is turned and flipped."""
+    rng = np.random.default_rng(0)
+    x, v = arg("x", 4, 64, 64, 32), arg("v", 32, 64, 3, 3)
+    before = graph(conv(x, build.flip(build.permute(v, (1, 0, 2, 3)), (2, 3))))
+    after = by_tiles(*before.outputs)
+    (points,) = (n for n in after.nodes() if n.op.name == "winograd_weight")
+    assert points.inputs[0].op.name == "flip" and points.inputs[0].inputs[0] is v
+    given = [rng.standard_normal(static(x.shape)).astype(np.float32) for x in before.inputs]
+    (want,), (got,) = (evaluate(g, given) for g in (before, after))
+    np.testing.assert_allclose(got, want, atol=1e-5 * float(np.abs(want).max()), rtol=0)

@@ -1,0 +1,164 @@
+"""Convolutions by tiles, and gradients of their weights, a block of tiles at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.graph.build import build
+from tests.kernel.fuzz import Judge
+from tests.kernel.native import Native
+from tests.seeds import drawn, every_run
+from tilewright.base.events import Log
+from tilewright.graph.fuse import fuse
+from tilewright.graph.pack import PackOperands
+from tilewright.ir import passes
+from tilewright.ir.node import Graph, Node, input
+from tilewright.ir.register_tile import rows_of_block, shares_of_blocks
+from tilewright.ir.target import Target
+from tilewright.ir.types import TensorType, f32
+from tilewright.kernel.group import Group, build_group
+from tilewright.kernel.legal import legalise
+from tilewright.kernel.nest import start
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import print_trace
+from tilewright.kernel.text import group_text, parse_group
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import compile_object
+from tilewright.ops.conv_gradients import ConvWeightValid
+from tilewright.ops.convolution import ConvValid
+from tilewright.ops.winograd import WinogradWeight
+from tilewright.targets import default, get
+
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+LANES = default().lanes(32)
+Sizes = tuple[int, int, int, int, int]  # images, height, width, channels, results
+
+
+def image(label: str, *shape: int) -> Node:
+    return input(label, TensorType(f32, shape))
+
+
+def kernel(inputs: tuple[Node, ...], out: Node, target: Target) -> Group:
+    """The one kernel that the graph becomes, but for what packs weights."""
+    graph = passes.run([PackOperands.of(target)], Graph("test", inputs, (out,)), Log())
+    (c,) = (c for c in fuse(graph, target, Log()).clusters if c.kind == "chain")
+    return build_group("tiles", c.nodes, c.inputs, c.outputs, roles=c.roles)
+
+
+def convolution(sizes: Sizes, m: int, target: Target) -> Group:
+    n, h, w, channels, results = sizes
+    x, weight = (
+        image("x", n, h, w, channels),
+        image("w", m + 2, m + 2, channels, results),
+    )
+    after = (0, -h % m + 1, -w % m + 1, 0)
+    points = build.winograd_input(build.pad(x, (0, 1, 1, 0), after), m)
+    sums = build.winograd_products(points, weight, -(-channels // 2))
+    return kernel((x, weight), build.relu(build.winograd_output(sums, m, h, w)), target)
+
+
+def gradient(sizes: Sizes, m: int, target: Target) -> Group:
+    n, h, w, channels, results = sizes
+    dy, x = image("dy", n, h, w, results), image("x", n, h, w, channels)
+    after = -h % m, -w % m
+    changes = build.winograd_gradient(build.pad(dy, (0, 0, 0, 0), (0, *after, 0)), m)
+    around = (0, 1, 1, 0), (0, after[0] + 1, after[1] + 1, 0)
+    points = build.winograd_input(build.pad(x, *around), m)
+    return kernel((dy, x), build.winograd_taps(build.winograd_sums(changes, points, 64), m), target)
+
+
+def is_scheduled(g: Group, target: Target) -> bool:
+    """Does a block of tiles go through all steps, in register tiles?"""
+    text = print_trace(default_schedule(g, target)[0])
+    return "ComputeAt(stage='t" in text and "SetScope" in text and "Parallel" in text
+
+
+def close(found: np.ndarray, right: np.ndarray, ulps: float) -> bool:
+    return float(np.abs(found - right).max()) <= ulps * 2**-23 * float(np.abs(right).max())
+
+
+def random_sizes(rng: np.random.Generator, whole: bool) -> Sizes:
+    n, h, w = (int(k) for k in rng.integers(1, (4, 20, 20)))
+    channels, results = (int(k) for k in rng.integers(1, 40, 2))
+    return n, h, w, channels * LANES // 8 if whole else channels, results
+
+
+@pytest.mark.parametrize("seed", drawn(range(24), quick=6))
+def test_a_convolution_of_any_size(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, h, w, channels, results = sizes = random_sizes(rng, False)
+    m = int(rng.choice([2, 4]))
+    g = convolution(sizes, m, default())
+    x = rng.standard_normal((n, h, w, channels)).astype(np.float32)
+    weight = rng.standard_normal((results, channels, 3, 3)).astype(np.float32)
+    points = WinogradWeight(m).reference(weight).swapaxes(2, 3)
+    layout = g.buffer("a1").layout
+    given = {"a0": x, "a1": points if layout is None else layout.pack(points)}
+    found = Native(default_schedule(g, default())[1])(given)["y0"]
+    padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    conv = ConvValid((1, 1), (1, 1), 1).reference(
+        padded.transpose(FIRST), weight.astype(np.float64)
+    )
+    assert close(found, np.maximum(conv.transpose(LAST), 0), 40), (seed, sizes, m)
+
+
+@pytest.mark.parametrize("seed", drawn(range(24), quick=6))
+def test_a_gradient_of_any_size(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, h, w, _, results = random_sizes(rng, True)
+    channels, m = int(rng.integers(1, 4)) * LANES, int(rng.choice([2, 4]))
+    g = gradient((n, h, w, channels, results), m, default())
+    assert is_scheduled(g, default()) or n * h < 8 * m
+    dy = rng.standard_normal((n, h, w, results)).astype(np.float32)
+    x = rng.standard_normal((n, h, w, channels)).astype(np.float32)
+    names = {b.shape: b.name for b in g.inputs}
+    given = {names[dy.shape]: dy, names[x.shape]: x} if dy.shape != x.shape else {"a0": x, "a1": dy}
+    found = Native(default_schedule(g, default())[1])(given)["y0"]
+    padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    op = ConvWeightValid((1, 1), (1, 1), 1, (3, 3))
+    right = op.reference(dy.astype(np.float64).transpose(FIRST), padded.transpose(FIRST))
+    assert close(found, right, 40), (seed, dy.shape, x.shape, m)
+
+
+@every_run(1)
+@pytest.mark.parametrize("what", [convolution, gradient])
+def test_every_prefix_computes_the_same(what: object) -> None:
+    sizes = (2, 7, 6, LANES, LANES + 1)
+    g = convolution(sizes, 2, default()) if what is convolution else gradient(sizes, 2, default())
+    assert parse_group(group_text(g)) == g
+    judge = Judge(g, [{}])
+    judge.exact = False
+    trace, final = default_schedule(g, default())
+    n = start(g)
+    for k, step in enumerate(trace):
+        n = step.apply(n)
+        if k % 16 == 15:
+            judge.nest(n)
+    assert n == final
+    judge.native(n)
+
+
+@pytest.mark.parametrize("name", drawn(["x86-64-v3", "arm64", "wasm32", "x86-64-v4", "x86-64"], 3))
+def test_other_machines(name: str) -> None:
+    target = get(name)
+    for g in (
+        convolution((2, 16, 16, 32, 32), 2, target),
+        gradient((4, 16, 16, 32, 24), 2, target),
+    ):
+        assert is_scheduled(g, target)
+        nest = default_schedule(g, target)[1]
+        assert compile_object(emit(legalise(nest, target), target), target)
+
+
+def test_blocks_divide_rows_and_suit_threads() -> None:
+    assert rows_of_block(8, 1, 32, 4, 2) == 8  # as many as there is room for
+    assert rows_of_block(8, 3, 32, 4, 2) == 2
+    assert rows_of_block(100, 1, 32, 1, 2) == 16  # but each thread has one
+    assert rows_of_block(100, 1, 7, 1, 2) == 1  # seven blocks, for want of another divisor
+    assert rows_of_block(1, 1, 28, 8, 2, least=3) == 4  # more than there is room for
+    assert rows_of_block(1, 1, 7, 1, 1, least=9) == 1  # no more are possible
+    for threads in (1, 2, 3, 16):
+        for blocks in range(1, 70):
+            shares = shares_of_blocks(blocks, threads)
+            assert blocks % shares == 0 and (shares == 1 or threads <= shares <= 4 * threads)
