@@ -20,6 +20,7 @@ from tilewright.ir.node import Graph, Node, node
 from tilewright.ir.passes import Pass
 from tilewright.ir.types import DType, f64, i8, u8
 from tilewright.ops.arranged import Arranged
+from tilewright.ops.conv_gradients import ConvWeightValid
 from tilewright.ops.convolution import ConvValid
 from tilewright.rewrites.proofs.equality import nodes_equal
 
@@ -98,10 +99,21 @@ def tiles(x: Node, w: Node, m: int, size: int) -> Node:
     batch, channels, columns = x.shape[0], x.shape[3], w.shape[0]
     t, count = m + 2, size // m
     points = build.reshape(build.winograd_input(x, m), (t * t, batch * count**2, channels))
-    weights = build.reshape(build.winograd_weight(w, m), (t * t, channels, columns))
+    weights = build.permute(build.winograd_weight(w, m), (0, 1, 3, 2))
+    weights = build.reshape(weights, (t * t, channels, columns))
     sums = build.winograd_products(points, weights, 8)
     products = build.reshape(sums, (t, t, batch, count, count, columns))
     return build.winograd_output(products, m, size, size)
+
+
+def test_gradients_of_weights_by_tiles_of_2() -> None:
+    results, channels, size = D.sym("O"), D.sym("C"), 4
+    dy = arg("dy", 2, size, size, results, dtype=f64)
+    x = arg("x", 2, size + 2, size + 2, channels, dtype=f64)
+    plain = ConvWeightValid((1, 1), (1, 1), 1, (3, 3))
+    direct = node(plain, build.permute(dy, (0, 3, 1, 2)), build.permute(x, (0, 3, 1, 2)))
+    sums = build.winograd_sums(build.winograd_gradient(dy, 2), build.winograd_input(x, 2), 8)
+    assert nodes_equal(direct, build.winograd_taps(sums, 2), "reals")
 
 
 def test_winograd_of_tiles_of_2() -> None:

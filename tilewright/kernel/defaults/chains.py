@@ -8,7 +8,7 @@ register tiles that they would have alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.ir import dim as D
@@ -200,7 +200,7 @@ def moved_stage(s: Scheduler, st: Stage, into: str) -> Stage:
     axes = tuple(q.var for q in path[: len(st.axes)])
     raxes = tuple(q.var for q in path[len(st.axes) :])
     where = tuple(map(D.as_int, axes))
-    return Stage(into, axes, raxes, where, s.store(into).value, st.combine, st.init)
+    return replace(st, name=into, axes=axes, raxes=raxes, where=where, value=s.store(into).value)
 
 
 def _schedule(s: Scheduler, first: Tile, second: Tile, between: list[Stage], block: int) -> None:

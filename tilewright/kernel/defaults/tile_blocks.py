@@ -85,7 +85,8 @@ def schedule_tiles(s: Scheduler, tiles: _Tiles) -> bool:
     else:
         names, axes = [*names, t.names[4]], [*axes, t.axes[4]]
     tall = dividing_rows(t.rows, t.most, s.loops(names[2])[0].extent)
-    t = replace(t, names=[*names, t.names[5]], axes=[*axes, t.axes[5]], row=2, col=3, rows=tall)
+    names, axes = [*names, t.names[5]], [*axes, t.axes[5]]
+    t = replace(t, names=names, axes=axes, row=2, col=3, rows=tall, around=False)
     placed = place_tile(s, t)
     if not (cases_in_block(s, points, at) and cases_in_block(s, out, at)):
         return False
