@@ -17,6 +17,7 @@ from tilewright.ir import passes
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.positions import static
+from tilewright.ir.types import f16, f32
 from tilewright.ops.arranged import arranged
 from tilewright.ops.convolution import ConvValid
 from tilewright.targets import get
@@ -26,7 +27,7 @@ LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 def conv(x: Node, w: Node) -> Node:
-    plain = ConvValid((1, 1), (1, 1), 1)
+    plain = ConvValid((1, 1), (1, 1), 1, x.dtype is not f32)
     padded = build.pad(x, (0, 1, 1, 0), (0, 1, 1, 0))
     return arranged(plain, (LAST, (0, 1, 2, 3)), LAST, padded, w)
 
@@ -87,6 +88,13 @@ def test_a_gradient_is_one_kernel() -> None:
 )
 def test_which_gradients_go_through_blocks(sizes: tuple[int, int, int, int], sums: bool) -> None:
     assert ("winograd_sums" in names(by_tiles(weight_gradient(*sizes)))) == sums
+
+
+def test_narrow_images_stay_direct() -> None:
+    """Their sums are float32, their points would not be."""
+    x, w = arg("x", 4, 64, 64, 64, dtype=f16), arg("w", 64, 64, 3, 3, dtype=f16)
+    g = by_tiles(build.add(conv(x, w), 1.0))
+    assert "winograd_input" not in names(g)
 
 
 def test_few_channels_stay_direct() -> None:

@@ -207,7 +207,7 @@ def _sizes(n: Node) -> Sizes | None:
     """Batch, height, width, channels and columns of a plain 3x3 convolution; usual ones where a
     call decides them."""
     op = n.op
-    if not isinstance(op, Arranged) or not isinstance(op.op, ConvValid) or n.dtype is not f32:
+    if not isinstance(op, Arranged) or not isinstance(op.op, ConvValid) or not _all_single(n):
         return None
     x, w = n.inputs
     last = order_of(4)
@@ -218,10 +218,15 @@ def _sizes(n: Node) -> Sizes | None:
 
 def sizes_before_layout(n: Node) -> Sizes | None:
     """The same of one whose channels are not last yet."""
-    if not isinstance(n.op, ConvValid) or n.rank != 4 or n.dtype is not f32:
+    if not isinstance(n.op, ConvValid) or n.rank != 4 or not _all_single(n):
         return None
     x, w = n.inputs
     return _usual_sizes(n.op, w, (n.shape[0], *n.shape[2:], x.shape[1], n.shape[1]))
+
+
+def _all_single(n: Node) -> bool:
+    """Are operands and results float32? Sums of narrower ones are, too, but not their operands."""
+    return all(x.dtype is f32 for x in (n, *n.inputs))
 
 
 def _is_gradient(n: Node) -> bool:
@@ -231,7 +236,7 @@ def _is_gradient(n: Node) -> bool:
 def _gradient_sizes(n: Node) -> Sizes | None:
     """The same of the gradient of such a convolution's weights."""
     assert isinstance(n.op, ConvWeightValid)
-    if n.rank != 4 or n.dtype is not f32:
+    if n.rank != 4 or not _all_single(n):
         return None
     grad, x = n.inputs
     if _channels_last(grad) is None or _channels_last(x) is None:
