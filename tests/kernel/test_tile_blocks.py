@@ -27,7 +27,7 @@ from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
 from tilewright.ops.conv_gradients import ConvWeightValid
 from tilewright.ops.convolution import ConvValid
-from tilewright.ops.winograd import WinogradWeight
+from tilewright.ops.winograd import WinogradSums, WinogradTaps, WinogradWeight
 from tilewright.targets import default, get
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -66,6 +66,14 @@ def gradient(sizes: Sizes, m: int, target: Target) -> Group:
     around = (0, 1, 1, 0), (0, after[0] + 1, after[1] + 1, 0)
     points = build.winograd_input(build.pad(x, *around), m)
     return kernel((dy, x), build.winograd_taps(build.winograd_sums(changes, points, 64), m), target)
+
+
+def taps(tiles: int, channels: int, results: int, m: int, target: Target) -> Group:
+    """The gradient whose points are there, those of all tiles."""
+    points = (m + 2) ** 2
+    dy, x = image("dy", points, tiles, results), image("x", points, tiles, channels)
+    sums = build.reshape(build.winograd_sums(dy, x, 64), (m + 2, m + 2, results, channels))
+    return kernel((dy, x), build.winograd_taps(sums, m), target)
 
 
 def is_scheduled(g: Group, target: Target) -> bool:
@@ -121,6 +129,24 @@ def test_a_gradient_of_any_size(seed: int) -> None:
     assert close(found, right, 40), (seed, dy.shape, x.shape, m)
 
 
+@pytest.mark.parametrize("seed", drawn(range(16), quick=4))
+def test_taps_of_any_size(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tiles, results = (int(k) for k in rng.integers(1, (150, 70)))
+    channels, m = int(rng.integers(1, 8)) * LANES, int(rng.choice([2, 4]))
+    g = taps(tiles, channels, results, m, default())
+    assert is_scheduled(g, default())
+    dy, x = (rng.standard_normal(b.shape).astype(np.float32) for b in g.inputs)
+    if dy.shape[2] != results:
+        dy, x = x, dy
+    names = [b.name for b in g.inputs]
+    given = dict(zip(names if g.inputs[0].shape == dy.shape else names[::-1], (dy, x)))
+    found = Native(default_schedule(g, default())[1])(given)["y0"]
+    sums = WinogradSums(64).reference(dy.astype(np.float64), x.astype(np.float64))
+    right = WinogradTaps(m).reference(sums.reshape(m + 2, m + 2, results, channels))
+    assert close(found, right, 40), (seed, dy.shape, x.shape, m)
+
+
 @every_run(1)
 @pytest.mark.parametrize("what", [convolution, gradient])
 def test_every_prefix_computes_the_same(what: object) -> None:
@@ -145,6 +171,7 @@ def test_other_machines(name: str) -> None:
     for g in (
         convolution((2, 16, 16, 32, 32), 2, target),
         gradient((4, 16, 16, 32, 24), 2, target),
+        taps(20, 64, 40, 4, target),
     ):
         assert is_scheduled(g, target)
         nest = default_schedule(g, target)[1]

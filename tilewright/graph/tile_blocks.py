@@ -34,10 +34,13 @@ class TileBlocks(Joining):
             if isinstance(anchor.op, WinogradProducts) and anchor.rank == RANK:
                 roles = {"points": anchor.inputs[0], "products": anchor}
                 why = self._join(roles, products, WinogradOutput)
-            elif isinstance(anchor.op, WinogradSums):
+            elif isinstance(anchor.op, WinogradSums) and anchor.inputs[0].rank == RANK:
                 changes, points = anchor.inputs
                 roles = {"points": points, "changes": changes, "products": anchor}
                 why = self._join(roles, products, WinogradTaps)
+            elif isinstance(anchor.op, WinogradSums):
+                # Points of all tiles are there: the kernel goes through blocks of results.
+                why = self._join({"products": anchor}, products, WinogradTaps)
             else:
                 continue
             if why is not None:
@@ -63,7 +66,7 @@ class TileBlocks(Joining):
             for p in self.regions.preceding(last):
                 if p not in own and any(p.ancestors & x.mask for x in own):
                     return "changed semantics", "a third kernel has to run between the two"
-        for x in operands:
+        for x in (*operands, products):
             if (why := self.too_large(x, after)) is not None:
                 return why
         for x in operands:

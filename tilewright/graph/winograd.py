@@ -3,10 +3,8 @@
 Taken where an estimate says that it is faster: fewer multiplications against more bytes. Weights
 that are constant are transformed once. Those that change, as in training, are transformed at each
 call and take tiles of 2 only: tiles of 4 have a larger error, which gradients of norms amplify.
-
-Gradients of weights are sums over all pixels, which are products of transformed tiles as well. They
-may take tiles of 4: sums over tiles have a sixteenth of the terms of sums over pixels, in short
-chains, and nothing amplifies their errors.
+Gradients of weights are sums over all pixels, which are products of transformed tiles as well:
+of a fourth of the terms, in short chains.
 
 Points are many: between kernels they would stream through memory. Where a block of rows of tiles is
 enough work for what it reads of the weights, fusion makes one kernel of all three steps
@@ -45,7 +43,7 @@ from tilewright.ops.winograd import (
     winograd_weight,
 )
 
-CHANGING = 2  # the tile of weights that change
+CHANGING = 2  # the tile of weights that change, and of their gradients
 LONGEST = 64  # tiles that one chain of a gradient's sum adds up
 
 
@@ -158,12 +156,9 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
         found: dict[int | None, float] = {
             None: self._time(pixels * weights, pixels * images + weights)
         }
-        if min(channels, columns) < self.least:
+        if min(channels, columns) < self.least or channels % self.lanes:
             return found
-        # Tiles of 4 have the larger error: they have to be faster by a fourth.
-        for m, least in {2: 1.0, 4: 1.25}.items():
-            whole, blocks = self._sums(m, batch, height, width, channels, columns)
-            found[m] = min(whole, blocks) * least
+        found[CHANGING] = min(self._sums(CHANGING, batch, height, width, channels, columns))
         return found
 
     def sums_of_blocks(self, m: int, *sizes: int) -> bool:
@@ -187,13 +182,13 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
         # half of the units that multiply and add.
         between, work = 2 * points * tiles * images, 2 * m * points * tiles * images
         multiplies = points * tiles * filters + work
-        whole = self._time(multiplies, pixels + between + 2 * sums + taps)
+        whole = self._time(multiplies, pixels + between + taps)
         level = self.near if sums * f32.bytes <= self.cache // 2 else self.far
         blocks = self._time(multiplies, pixels + 2 * sums + taps)
         blocks += between * f32.bytes / self.near
         blocks += 2 * sums * (tiles / block) * f32.bytes / level
         shared = shares_of_blocks(tiles // block, self.cores) >= self.cores
-        return whole, blocks if shared and channels % self.lanes == 0 else math.inf
+        return whole, blocks if shared else math.inf
 
     def _time(self, multiplies: int, elements: int) -> float:
         """Cycles of so many multiplications and elements that are moved."""
@@ -303,9 +298,9 @@ def _weight_by_tiles(n: Node, m: int, blocks: bool) -> Node:
     points = winograd_input(pad(x, (0, 0, 0, 0), after), m)
     if blocks:
         return winograd_taps(winograd_sums(changes, points, LONGEST), m)
-    a = permute(reshape(changes, (t * t, tiles, results)), (0, 2, 1))
+    a = reshape(changes, (t * t, tiles, results))
     b = reshape(points, (t * t, tiles, channels))
-    sums = winograd_products(a, b, LONGEST)
+    sums = winograd_sums(a, b, LONGEST)
     return winograd_taps(reshape(sums, (t, t, results, channels)), m)
 
 

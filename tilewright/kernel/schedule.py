@@ -30,7 +30,7 @@ from tilewright.kernel.defaults.strided_windows import schedule_strided_window
 from tilewright.kernel.defaults.sums_out import with_plain_outputs
 from tilewright.kernel.defaults.tile_blocks import find_tiles, schedule_tiles
 from tilewright.kernel.defaults.tile_kernels import schedule_programs
-from tilewright.kernel.defaults.tile_sums import find_sums, schedule_sums
+from tilewright.kernel.defaults.tile_sums import find_sums, find_taps, schedule_sums, schedule_taps
 from tilewright.kernel.defaults.totals import schedule_totals
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Nest, Work
@@ -99,6 +99,8 @@ def _chained(group: Group, target: Target, choices: Choices, applied: Applied) -
             return s if schedule_tiles(s, tiles) else None
         if (sums := find_sums(group)) is not None:
             return s if schedule_sums(s, sums) else None
+        if (taps := find_taps(group)) is not None:
+            return s if schedule_taps(s, taps) else None
     except Refused:  # a shape that does not fit; the caller starts again
         pass
     return None

@@ -371,8 +371,9 @@ class WinogradGradient(Op):
 
 @operator
 class WinogradSums(Op):
-    """Products of a gradient's tiles at the points, [t,t,N,rows,columns,O], with an image's,
-    [t,t,N,rows,columns,C], added up over all tiles, in chains: [t,t,O,C]."""
+    """Products of a gradient's tiles at the points with an image's, added up over all tiles, in
+    chains: [t,t,N,rows,columns,O] and [t,t,N,rows,columns,C] give [t,t,O,C], and as matrices
+    [points,tiles,O] and [points,tiles,C] give [points,O,C]."""
 
     linear: ClassVar[tuple[int, ...]] = (0, 1)
     makes_operands: ClassVar[bool] = True
@@ -383,28 +384,35 @@ class WinogradSums(Op):
         return self.longest
 
     def infer(self, dy: TensorType, x: TensorType) -> TensorType:
-        same = dy.rank == x.rank == 6 and dy.dtype is x.dtype
+        same = dy.rank == x.rank and x.rank in (3, 6) and dy.dtype is x.dtype
         require(
-            same and all(map(D.known_eq, dy.shape[:5], x.shape[:5])),
+            same and all(map(D.known_eq, dy.shape[:-1], x.shape[:-1])),
             f"winograd_sums: {dy!r} and {x!r} are not the same tiles at points",
         )
-        return TensorType(x.dtype, (*x.shape[:2], dy.shape[5], x.shape[5]))
+        return TensorType(x.dtype, (*x.shape[: x.rank // 3], dy.shape[-1], x.shape[-1]))
 
     def compute(self, dy: Tensor, x: Tensor) -> Tensor:
-        def body(a: Dim, b: Dim, o: Dim, c: Dim) -> Value:
-            def term(n: Dim, p: Dim, q: Dim) -> Value:
-                return dy[a, b, n, p, q, o] * x[a, b, n, p, q, c]
+        points = len(x.shape) // 3
 
-            return E.reduce("add", x.shape[2:5], term)
+        def body(*i: Dim) -> Value:
+            *at, o, c = i
 
-        return E.compute((*x.shape[:2], dy.shape[5], x.shape[5]), body, x.dtype)
+            def term(*tile: Dim) -> Value:
+                return dy[(*at, *tile, o)] * x[(*at, *tile, c)]
+
+            return E.reduce("add", x.shape[points:-1], term)
+
+        return E.compute((*x.shape[:points], dy.shape[-1], x.shape[-1]), body, x.dtype)
 
     def reference(self, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
-        return np.einsum("abnpqo,abnpqc->aboc", dy.astype(np.float64), x).astype(x.dtype)
+        points = x.shape[: x.ndim // 3]
+        a, b = (y.astype(np.float64).reshape(*points, -1, y.shape[-1]) for y in (dy, x))
+        return np.matmul(a.swapaxes(-1, -2), b).astype(x.dtype)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield case(cls(4), normal(4, 4, 2, 3, 2, 5), normal(4, 4, 2, 3, 2, 17))
+        yield case(cls(8), normal(3, 11, 5), normal(3, 11, 17))
 
 
 @operator

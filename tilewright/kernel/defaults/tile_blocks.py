@@ -29,6 +29,7 @@ from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
 from tilewright.kernel.steps.split import Split
+from tilewright.ops.winograd import TAPS
 
 
 @dataclass
@@ -40,9 +41,9 @@ class _Tiles:
     @property
     def size(self) -> int:
         """Pixels of a tile along an axis of the image."""
-        rows, height = extent(self.products.axes[3]), extent(self.out.axes[1])
-        assert isinstance(rows, int) and isinstance(height, int)
-        return -(-height // rows)
+        points = extent(self.products.axes[0])
+        assert isinstance(points, int)
+        return points - TAPS + 1
 
 
 def find_tiles(g: Group) -> _Tiles | None:
@@ -84,6 +85,8 @@ def schedule_tiles(s: Scheduler, tiles: _Tiles) -> bool:
         names, axes = [*names, f"{sums}.p"], [*axes, "p"]
     else:
         names, axes = [*names, t.names[4]], [*axes, t.axes[4]]
+    if not s.loops(names[2]):
+        return False
     tall = dividing_rows(t.rows, t.most, s.loops(names[2])[0].extent)
     names, axes = [*names, t.names[5]], [*axes, t.axes[5]]
     t = replace(t, names=names, axes=axes, row=2, col=3, rows=tall, around=False)

@@ -10,18 +10,28 @@ stays in the cache, and so do sums at all points. Threads share blocks, each wit
         points[a,b,tile,c] = …x…
         own[thread,a,b,o,c] += changes[a,b,·,o] · points[a,b,·,c]      # in register tiles
     y = …sum(own, thread)…                       # all taps are straight-line code
+
+Where results and channels are so many that no cache holds the sums of all, tiles are few: points of
+all tiles are there, and the kernel goes through blocks of results and channels instead.
+
+    for block:                                   # threads share blocks
+      sums[point,o,c] = changes[point,o,·] · points[point,·,c]         # in register tiles
+      y = …sums…
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.ir.expr import extent
 from tilewright.ir.register_tile import register_tile, rows_of_block, shares_of_blocks
 from tilewright.kernel.defaults.cases import cases_in_block
+from tilewright.kernel.defaults.chains import moved_stage
+from tilewright.kernel.defaults.contractions import find_tile, is_contraction
 from tilewright.kernel.defaults.scheduler import Scheduler, vector_loop
-from tilewright.kernel.defaults.tiles import Placed, Tile, fill_tile
+from tilewright.kernel.defaults.tiles import Placed, Tile, fill_tile, place_tile
 from tilewright.kernel.group import Group, Stage
+from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.fuse import Fuse
@@ -40,6 +50,12 @@ class _Sums:
     out: Stage
 
 
+@dataclass
+class _Taps:
+    products: Stage
+    out: Stage
+
+
 def find_sums(g: Group) -> _Sums | None:
     """The stages of such a gradient, if a group is one."""
     points, changes, products = (g.role(x) for x in ("points", "changes", "products"))
@@ -47,6 +63,67 @@ def find_sums(g: Group) -> _Sums | None:
     if points is None or changes is None or products is None or len(outs) != 1:
         return None
     return _Sums(points, changes, products, outs[0])
+
+
+def find_taps(g: Group) -> _Taps | None:
+    """The stages of a gradient whose points are there, if a group is one."""
+    products = g.role("products")
+    outs = [x for x in g.stages if g.buffer(x.name).scope == "out"]
+    if products is None or g.role("points") is not None or len(outs) != 1:
+        return None
+    return _Taps(products, outs[0])
+
+
+def schedule_taps(s: Scheduler, taps: _Taps) -> bool:
+    """Products and taps of a block of results and channels in one iteration."""
+    sums, out = taps.products.name, taps.out.name
+    for st in s.group.stages:
+        if st.is_map and s.group.buffer(st.name).scope == "local":
+            s.do(ComputeInline(st.name))
+    into = f"{sums}c"
+    s.do(CacheWrite(sums, into))
+    acc = moved_stage(s, taps.products, into)
+    t = find_tile(s, acc, sums) if is_contraction(s, acc) else None
+    if t is None or (t.row, t.col) != (1, 2):
+        return False
+    rows, wide, t = _block_of_taps(s, taps, t)
+    results, channels, *_ = (q.name for q in s.path(out))
+    s.do(Split(results, rows))
+    s.do(Split(channels, wide))
+    s.do(Reorder((f"{results}.0", f"{channels}.0", f"{results}.1", f"{channels}.1")))
+    at = f"{out}.q"
+    s.do(Fuse(f"{results}.0", f"{channels}.0", at))
+    s.do(ComputeAt(sums, at))
+    s.do(ComputeAt(into, at))
+    if not all(s.loops(t.names[k]) for k in (t.row, t.col)):
+        return False
+    placed = place_tile(s, replace(t, around=False))
+    if not cases_in_block(s, out, at):
+        return False
+    fill_tile(s, placed)
+    s.parallel(at, 1 << 30)
+    return True
+
+
+def _block_of_taps(s: Scheduler, taps: _Taps, t: Tile) -> tuple[int, int, Tile]:
+    """Results and channels of a block, whose sums at all points take half of the second cache; and
+    tiles that divide its channels."""
+    points, results, channels = (extent(x) for x in taps.products.axes)
+    assert isinstance(points, int) and isinstance(results, int) and isinstance(channels, int)
+    buffer = s.nest.buffer(taps.products.name)
+    wide = _whole(channels, 4, t.lanes)
+    width = _whole(wide, t.vectors, t.lanes)
+    tall = register_tile(s.target, buffer.dtype, width).rows
+    each, times = points * wide * buffer.dtype.bytes, channels // wide
+    rows = rows_of_block(s.target.l2 // 2, each, results, times, s.target.cores, tall)
+    # Of a number without divisors all are one block: single rows are no tiles.
+    rows = rows if rows >= min(tall, results) else results
+    return rows, wide, replace(t, vectors=width // t.lanes, rows=tall)
+
+
+def _whole(columns: int, vectors: int, lanes: int) -> int:
+    """As many vectors, at most, as divide columns."""
+    return next((k * lanes for k in range(vectors, 1, -1) if columns % (k * lanes) == 0), lanes)
 
 
 def schedule_sums(s: Scheduler, sums: _Sums) -> bool:
