@@ -58,6 +58,14 @@ def test_a_convolution_is_one_kernel() -> None:
     assert sorted(kinds(g)) == ["chain", "map"]  # and one that transforms weights
 
 
+def test_results_beside_pixels_are_of_the_same_kernel() -> None:
+    """As a value that a gradient computes again, with what it is compared for."""
+    y = build.relu(arg("y", 4, 64, 64, 64))
+    pixels = conv(arg("x", 4, 64, 64, 64), arg("w", 64, 64, 3, 3))
+    g = by_tiles(y, build.where(build.le(y, 0.0), build.full((), 0.0, f32), pixels))
+    assert sorted(kinds(g)) == ["chain", "map"]
+
+
 def test_few_tiles_are_rows_of_matrices() -> None:
     """An image of 7 x 7 pixels has too few tiles to read all weights for."""
     g = by_tiles(conv(arg("x", 8, 7, 7, 256), arg("w", 256, 256, 3, 3)))

@@ -76,7 +76,8 @@ class TileBlocks(Joining):
         return None
 
     def _after(self, products: Region, ends: type[Op]) -> Region | None:
-        """The one region that reads the products, if one result is made of them there."""
+        """The one region that reads the products, if it makes pixels or taps of them. Other results
+        of the same shape may be made there, too, of pixels."""
         found = self._readers(products)
         if len(found) != 1 or found[0].kind != "map":
             return None
@@ -84,9 +85,11 @@ class TileBlocks(Joining):
         made = [n for n in after.nodes if isinstance(n.op, ends)]
         stored = [n for n in after.nodes if n in self.results or self._leaves(n, after)]
         views = any(self.facts[n].kind == "view" for n in after.nodes)
-        if len(made) != 1 or len(stored) != 1 or views:
+        if len(made) != 1 or views or (len(stored) != 1 and ends is not WinogradOutput):
             return None
-        return after if all(map(D.known_eq, made[0].shape, after.domain)) else None
+        same = all(len(n.shape) == len(after.domain) for n in (*made, *stored))
+        both = (n.shape for n in (*made, *stored))
+        return after if same and all(all(map(D.known_eq, x, after.domain)) for x in both) else None
 
     def _readers(self, region: Region) -> list[Region]:
         of = self.regions.of

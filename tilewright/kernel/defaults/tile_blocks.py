@@ -15,17 +15,18 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.ir import dim as D
-from tilewright.ir.expr import extent
+from tilewright.ir.expr import Load, extent
 from tilewright.ir.register_tile import BLOCK_TILES, dividing_rows, rows_of_block
 from tilewright.kernel.defaults.cases import cases_in_block
 from tilewright.kernel.defaults.chains import moved_stage
 from tilewright.kernel.defaults.contractions import find_tile, is_contraction
-from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.defaults.scheduler import Scheduler, store_reads
 from tilewright.kernel.defaults.tiles import fill_tile, place_tile
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
 from tilewright.kernel.steps.split import Split
@@ -36,7 +37,7 @@ from tilewright.ops.winograd import TAPS
 class _Tiles:
     points: Stage
     products: Stage
-    out: Stage
+    outs: list[Stage]
 
     @property
     def size(self) -> int:
@@ -50,15 +51,19 @@ def find_tiles(g: Group) -> _Tiles | None:
     """The stages of a convolution by tiles, if a group is one."""
     points, products = g.role("points"), g.role("products")
     outs = [x for x in g.stages if g.buffer(x.name).scope == "out"]
-    if points is None or products is None or g.role("changes") is not None or len(outs) != 1:
+    if points is None or products is None or g.role("changes") is not None:
         return None
-    return _Tiles(points, products, outs[0])
+    return _Tiles(points, products, outs)
 
 
 def schedule_tiles(s: Scheduler, tiles: _Tiles) -> bool:
     """All stages of a block of tiles in one iteration. False where a register tile does not fit."""
     _inline(s, tiles)
-    points, sums, out = tiles.points.name, tiles.products.name, tiles.out.name
+    points, sums, out = tiles.points.name, tiles.products.name, tiles.outs[0].name
+    pixels = [x.name for x in tiles.outs if any(r.source == sums for r in _reads(s, x.name))]
+    for other in tiles.outs[1:]:
+        if not s.attempt(ComputeWith(other.name, s.path(out)[-1].name)):
+            return False
     into = f"{sums}c"
     s.do(CacheWrite(sums, into))
     acc = moved_stage(s, tiles.products, into)
@@ -91,11 +96,15 @@ def schedule_tiles(s: Scheduler, tiles: _Tiles) -> bool:
     names, axes = [*names, t.names[5]], [*axes, t.axes[5]]
     t = replace(t, names=names, axes=axes, row=2, col=3, rows=tall, around=False)
     placed = place_tile(s, t)
-    if not (cases_in_block(s, points, at) and cases_in_block(s, out, at)):
+    if not (cases_in_block(s, points, at) and cases_in_block(s, out, at, pixels[0])):
         return False
     fill_tile(s, placed)
     s.parallel(at, 1 << 30)
     return True
+
+
+def _reads(s: Scheduler, stage: str) -> list[Load]:
+    return store_reads(s.store(stage))
 
 
 def _inline(s: Scheduler, tiles: _Tiles) -> None:
