@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tests.graph.build import arg, build, graph
+from tests.kernel.test_tile_blocks import convolution, gradient, is_scheduled, taps
+from tests.seeds import drawn
 from tilewright.base.events import Log
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.fuse import fuse
@@ -64,6 +66,27 @@ def test_results_beside_pixels_are_of_the_same_kernel() -> None:
     pixels = conv(arg("x", 4, 64, 64, 64), arg("w", 64, 64, 3, 3))
     g = by_tiles(y, build.where(build.le(y, 0.0), build.full((), 0.0, f32), pixels))
     assert sorted(kinds(g)) == ["chain", "map"]
+
+
+@pytest.mark.parametrize("seed", drawn(range(60), quick=12))
+def test_what_is_chosen_for_blocks_is_scheduled(seed: int) -> None:
+    """Whatever the pass says goes through blocks of tiles does, in register tiles."""
+    rng = np.random.default_rng(seed)
+    target = replace(TARGET, cores=int(rng.choice([1, 2, 16])))
+    taken = Winograd.of(target)
+    while True:
+        n, h, w = (int(k) for k in rng.integers(1, (9, 80, 100)))
+        channels, results, m = *(int(k) for k in rng.integers(16, 140, 2)), int(rng.choice([2, 4]))
+        if taken.block(m, n, h, w, channels, results):
+            break
+    g = convolution((n, h, w, channels, results), m, target)
+    assert is_scheduled(g, target), (n, h, w, channels, results, m, target.cores)
+    n, side, whole = int(rng.integers(1, 9)), int(rng.integers(3, 60)), 16 * (channels // 16)
+    blocks = taken.sums_of_blocks(2, n, side, side, whole, results)
+    tiles = n * -((-side // 2) ** 2)
+    sizes = (n, side, side, whole, results)
+    g = gradient(sizes, 2, target) if blocks else taps(tiles, whole, results, 2, target)
+    assert is_scheduled(g, target), (blocks, sizes, target.cores)
 
 
 def test_few_tiles_are_rows_of_matrices() -> None:

@@ -98,6 +98,7 @@ def test_a_convolution_of_any_size(seed: int) -> None:
     n, h, w, channels, results = sizes = random_sizes(rng, False)
     m = int(rng.choice([2, 4]))
     g = convolution(sizes, m, default())
+    assert is_scheduled(g, default()) or min(h, w) <= m
     x = rng.standard_normal((n, h, w, channels)).astype(np.float32)
     weight = rng.standard_normal((results, channels, 3, 3)).astype(np.float32)
     points = WinogradWeight(m).reference(weight).swapaxes(2, 3)

@@ -144,7 +144,8 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
         each = (m + TAPS - 1) ** 2 * across * (channels + columns) * f32.bytes
         least = -(-BLOCK_TILES // across)
         block = rows_of_block(self.cache // 2, each, rows, batch, self.cores, least)
-        return block if block >= least else 0
+        # Rows of a register tile are several tiles of a row.
+        return block if block >= least and across > 1 else 0
 
     def gradient_cycles(
         self, batch: int, height: int, width: int, channels: int, columns: int

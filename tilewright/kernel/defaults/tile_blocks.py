@@ -80,6 +80,9 @@ def schedule_tiles(s: Scheduler, tiles: _Tiles) -> bool:
         s.do(Fuse(image, f"{rows}.0", at))
     else:
         at = image
+    # First: that blocks write pixels of their own is not seen any more once the last one, with
+    # fewer rows than others, is divided into tiles.
+    s.parallel(at, 1 << 30)
     for name in (sums, into, points):
         s.do(ComputeAt(name, at))
     # Rows of tiles in a block become one, so that they fill register tiles.
@@ -99,7 +102,6 @@ def schedule_tiles(s: Scheduler, tiles: _Tiles) -> bool:
     if not (cases_in_block(s, points, at) and cases_in_block(s, out, at, pixels[0])):
         return False
     fill_tile(s, placed)
-    s.parallel(at, 1 << 30)
     return True
 
 

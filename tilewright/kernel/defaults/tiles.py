@@ -91,7 +91,9 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         width = min(width, -(-en // t.lanes) * t.lanes)
     ragged = not (isinstance(en, int) and en % width == 0)
     # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
-    padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, t.col, width))
+    columns = axis_of(s, a, f"{a}.{t.axes[t.col]}")
+    columns = t.col if columns is None else columns
+    padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, columns, width))
     if not padded and isinstance(en, int):
         width = min(width, en)
     chain = t.choices.chain or (SHORT_CHAIN if few else _usual_chain(s, t))
@@ -140,7 +142,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         s.do(ComputeAt(a, tiles[0] if parts else tiles[1]))
     if padded and isinstance(en, int) and en < width:
         s.do(
-            Pad(a, t.col, width)
+            Pad(a, columns, width)
         )  # one tile, as narrow as the host: the sums are whole vectors all the same
     if t.copy is not None:
         if t.copy[1]:
