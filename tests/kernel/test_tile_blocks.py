@@ -14,6 +14,7 @@ from tilewright.graph.fuse import fuse
 from tilewright.graph.pack import PackOperands
 from tilewright.ir import passes
 from tilewright.ir.node import Graph, Node, input
+from tilewright.ir.positions import static
 from tilewright.ir.register_tile import rows_of_block, shares_of_blocks
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType, f32
@@ -135,9 +136,10 @@ def test_taps_of_any_size(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tiles, results = (int(k) for k in rng.integers(1, (150, 70)))
     channels, m = int(rng.integers(1, 8)) * LANES, int(rng.choice([2, 4]))
+    results += results == channels  # operands are told apart by their shapes
     g = taps(tiles, channels, results, m, default())
     assert is_scheduled(g, default())
-    dy, x = (rng.standard_normal(b.shape).astype(np.float32) for b in g.inputs)
+    dy, x = (rng.standard_normal(static(b.shape)).astype(np.float32) for b in g.inputs)
     if dy.shape[2] != results:
         dy, x = x, dy
     names = [b.name for b in g.inputs]
