@@ -430,6 +430,19 @@ def test_short_time_fourier() -> None:
     assert sum(n.op.name == "overlap_add" for n in unit.captured.segments[0].graph.nodes()) == 2
 
 
+def test_filtered_frames_of_512() -> None:
+    """Their last pass of four is taken apart by cases that have no lanes, and by lanes then."""
+    window, x = torch.hann_window(512), torch.randn(1, 2048)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        z = torch.stft(x, 512, 128, window=window, return_complex=True)
+        return torch.istft(z * 0.5, 512, 128, window=window)
+
+    with torch.no_grad():
+        found = torch.compile(program, backend="tilewright")(x)
+        torch.testing.assert_close(found, program(x), atol=1e-5, rtol=1e-5)
+
+
 SPECIAL = (
     "bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1"
     " modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1"

@@ -383,7 +383,7 @@ def inner_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     own = s.own(stage)
     if not own or own[-1] is path[0] or cases_in_row(s, stage):
         return
-    names = _collapse_own(s, stage, own)
+    names = _collapse_own(s, stage, s.own(stage))  # cases may have divided loops
     loop = names[-1]
     vector_loop(s, loop, lanes or lanes_for(s, stage))
 
