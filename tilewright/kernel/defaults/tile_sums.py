@@ -29,17 +29,19 @@ from tilewright.kernel.defaults.cases import cases_in_block
 from tilewright.kernel.defaults.chains import moved_stage
 from tilewright.kernel.defaults.contractions import find_tile, is_contraction
 from tilewright.kernel.defaults.scheduler import Scheduler, vector_loop
-from tilewright.kernel.defaults.tiles import Placed, Tile, fill_tile, place_tile
+from tilewright.kernel.defaults.tiles import Tile, fill_sums, fill_tile, lanes_of_tile, place_tile
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.permute import Permute
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.unroll import Unroll
 
 
 @dataclass
@@ -174,8 +176,14 @@ def schedule_sums(s: Scheduler, sums: _Sums) -> bool:
         s.do(ComputeAt(name, around))
         if not cases_in_block(s, name, around):
             return False
-    t = Tile(own, "", ["", ""], ["i2", "i3"], 0, 1, tall, lanes, wide // lanes)
-    fill_tile(s, Placed(t, "", "", [], (f"{o}.0", ""), False, part, tall, wide))
+    for x in (f"{own}.init.i2", f"{own}.init.i3"):
+        s.do(Split(x, tall if x.endswith("i2") else wide))
+    for x in (f"{o}.0", f"{own}.init.i2.0"):
+        s.attempt(Peel(x))
+    fill_sums(s, part, [f"{part}.i2", f"{part}.i3"], lanes)
+    for row, column in ((f"{o}.1", f"{c}.1"), (f"{own}.init.i2.1", f"{own}.init.i3.1")):
+        s.do(Unroll(row))
+        lanes_of_tile(s, column, lanes)
     return _finish(s, sums, threads)
 
 

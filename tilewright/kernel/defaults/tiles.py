@@ -61,7 +61,7 @@ class Placed:
     """A tile whose sums are computed where they are read."""
 
     tile: Tile
-    m: str  # the host's loop over rows, split into tiles; empty where no stage reads it in tiles
+    m: str  # the host's loop over rows, split into tiles
     n: str  # and over columns
     rest: list[str]  # the host's loops around the tiles
     tiles: tuple[str, str]  # the loops over tiles, the outer one first
@@ -279,11 +279,11 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
             lanes_of_tile(s, c, t.lanes)
     if not t.large:
         s.attempt(Unroll(f"{m}.1"))
-    if n and p.padded:
+    if p.padded:
         s.do(Split(f"{n}.1", t.lanes))
         s.do(Unroll(f"{n}.1.0", guarded=True))
         s.do(Vectorize(f"{n}.1.1", masked=True))
-    elif n:
+    else:
         lanes_of_tile(s, f"{n}.1", t.lanes)
     unroll_reduction(s, red)
 
