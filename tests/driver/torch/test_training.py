@@ -33,7 +33,7 @@ def test_what_is_kept_for_the_gradient_is_told() -> None:
     assert found[0.5].data["again"] and "without a limit" in found[0.5].message
 
 
-@pytest.mark.skipif(not GIVES_BACK, reason="pages go back by madvise of 64-bit Linux")
+@pytest.mark.skipif(not GIVES_BACK, reason="only 64-bit Linux takes pages back (madvise)")
 def test_what_was_kept_goes_back_while_gradients_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a limit of memory; they are as eager's, and as they are where nothing goes back."""
     torch.manual_seed(0)
