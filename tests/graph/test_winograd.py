@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.graph.build import arg, build, graph
 from tests.kernel.test_tile_blocks import convolution, gradient, is_scheduled, taps
 from tests.seeds import drawn
 from tilewright.base.events import Log
+from tilewright.graph.cluster import Cluster
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.fuse import fuse
 from tilewright.graph.pack import PackOperands
@@ -20,6 +22,7 @@ from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.positions import static
 from tilewright.ir.types import f16, f32
+from tilewright.kernel.group import build_group
 from tilewright.ops.arranged import arranged
 from tilewright.ops.convolution import ConvValid
 from tilewright.targets import get
@@ -49,9 +52,13 @@ def names(g: Graph) -> set[str]:
     return {n.op.name for n in g.nodes()}
 
 
-def kinds(g: Graph) -> list[str]:
+def clusters(g: Graph) -> Sequence[Cluster]:
     table = [Decompose(), PackOperands.of(TARGET)]
-    return [c.kind for c in fuse(passes.run(table, g, Log()), TARGET, Log()).clusters]
+    return fuse(passes.run(table, g, Log()), TARGET, Log()).clusters
+
+
+def kinds(g: Graph) -> list[str]:
+    return [c.kind for c in clusters(g)]
 
 
 def test_a_convolution_is_one_kernel() -> None:
@@ -64,8 +71,14 @@ def test_results_beside_pixels_are_of_the_same_kernel() -> None:
     """As a value that a gradient computes again, with what it is compared for."""
     y = build.relu(arg("y", 4, 64, 64, 64))
     pixels = conv(arg("x", 4, 64, 64, 64), arg("w", 64, 64, 3, 3))
-    g = by_tiles(y, build.where(build.le(y, 0.0), build.full((), 0.0, f32), pixels))
-    assert sorted(kinds(g)) == ["chain", "map"]
+    masked = build.where(build.le(y, 0.0), build.full((), 0.0, f32), pixels)
+    other = build.add(y, pixels)
+    for outputs in ((y, masked), (masked, y), (pixels, y, masked), (masked, other, y)):
+        g = by_tiles(*outputs)
+        assert sorted(kinds(g)) == ["chain", "map"]
+        (chain,) = (c for c in clusters(g) if c.kind == "chain")
+        group = build_group("k", chain.nodes, chain.inputs, chain.outputs, roles=chain.roles)
+        assert is_scheduled(group, TARGET)
 
 
 @pytest.mark.parametrize("seed", drawn(range(60), quick=12))

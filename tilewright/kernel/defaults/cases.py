@@ -88,11 +88,10 @@ def cases_in_row(s: Scheduler, stage: str) -> bool:
     return True
 
 
-def cases_in_block(s: Scheduler, stage: str, block: str, chosen: str | None = None) -> bool:
-    """The same for the loops of a stage inside one that several stages share. Another stage that
-    is `chosen` by cases may share its loops."""
+def cases_in_block(s: Scheduler, stage: str, block: str) -> bool:
+    """The same for the loops of a stage inside one that several stages share."""
     own = [p for p in s.own(stage) if p.name != block]
-    found = _Cases.among(s, stage, own, case_axes(s, chosen or stage))
+    found = _Cases.among(s, stage, own, case_axes(s, stage))
     if found is None:
         return False
     found.unroll(s, [], found.split(s))

@@ -59,10 +59,13 @@ def find_tiles(g: Group) -> _Tiles | None:
 def schedule_tiles(s: Scheduler, tiles: _Tiles) -> bool:
     """All stages of a block of tiles in one iteration. False where a register tile does not fit."""
     _inline(s, tiles)
-    points, sums, out = tiles.points.name, tiles.products.name, tiles.outs[0].name
-    pixels = [x.name for x in tiles.outs if any(r.source == sums for r in _reads(s, x.name))]
-    for other in tiles.outs[1:]:
-        if not s.attempt(ComputeWith(other.name, s.path(out)[-1].name)):
+    points, sums = tiles.points.name, tiles.products.name
+    outs = [x.name for x in tiles.outs]
+    pixels = [x for x in outs if any(r.source == sums for r in _reads(s, x))]
+    # Results that need no sums may come before these, so they go to the loops of one that does.
+    out = pixels[0]
+    for other in outs:
+        if other != out and not s.attempt(ComputeWith(other, s.path(out)[-1].name)):
             return False
     into = f"{sums}c"
     s.do(CacheWrite(sums, into))
@@ -99,7 +102,7 @@ def schedule_tiles(s: Scheduler, tiles: _Tiles) -> bool:
     names, axes = [*names, t.names[5]], [*axes, t.axes[5]]
     t = replace(t, names=names, axes=axes, row=2, col=3, rows=tall, around=False)
     placed = place_tile(s, t)
-    if not (cases_in_block(s, points, at) and cases_in_block(s, out, at, pixels[0])):
+    if not (cases_in_block(s, points, at) and cases_in_block(s, out, at)):
         return False
     fill_tile(s, placed)
     return True
