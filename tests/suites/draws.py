@@ -12,16 +12,19 @@ from tilewright.bench.oracle import shape_disagreement
 DRAWS = 60
 # So many draws agree by chance in one of 30,000 tosses of a coin.
 SEEDS = 16
+# Where eager's differ, ours get more of a chance: a coin that lies on one side in 97 of 100 tosses
+# does so 16 times in a row more often than not.
+PATIENCE = 2_048
 # Normal deviates beyond which means are called different; chance gives it one time in 5e8.
 LIMIT = 6.0
 
 Draw = Callable[[int], Any]
 
 
-def is_random(draw: Draw) -> bool:
+def is_random(draw: Draw, seeds: int = SEEDS) -> bool:
     """Whether seeds give different results. Two alone may agree by chance: one coin, say."""
     first = draw(0)
-    return any(not same_bits(first, draw(seed)) for seed in range(1, SEEDS))
+    return any(not same_bits(first, draw(seed)) for seed in range(1, seeds))
 
 
 def same_bits(one: Any, other: Any) -> bool:
@@ -45,8 +48,8 @@ def random_disagreements(ours: Draw, eager: Draw) -> list[str]:
     """What tells our draws from eager's, one sentence each; empty when nothing does."""
     if not same_bits(ours(7), ours(7)):
         return ["the same seed gives two results"]
-    if not is_random(ours):
-        return [f"{SEEDS} seeds give one result"]
+    if not is_random(ours, PATIENCE):
+        return [f"{PATIENCE} seeds give one result"]
     a = [pytree.tree_leaves(ours(seed)) for seed in range(DRAWS)]
     b = [pytree.tree_leaves(eager(seed)) for seed in range(DRAWS)]
     if len(a[0]) != len(b[0]):

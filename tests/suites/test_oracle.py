@@ -75,5 +75,8 @@ def test_draws_tell_distributions_apart() -> None:
     coin = draw_of(lambda g: torch.rand(1, generator=g) < 0.5)
     assert is_random(normal) and is_random(coin) and not is_random(constant)
     assert random_disagreements(other, normal) == []
+    rare = draw_of(lambda g: torch.rand(1, generator=g) < 0.02)
+    another = draw_of(lambda g: torch.rand(2, generator=g)[1:] < 0.02)
+    assert random_disagreements(another, rare) == []
     for wrong in (shifted, wider, constant):
         assert random_disagreements(wrong, normal)
