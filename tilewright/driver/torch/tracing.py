@@ -184,7 +184,7 @@ def _unmarked() -> Iterator[None]:
     if not hasattr(dynamo_config, _MARKS):
         yield
         return
-    with dynamo_config.patch(**{_MARKS: False}):
+    with dynamo_config.patch({_MARKS: False}):
         yield
 
 
