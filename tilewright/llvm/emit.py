@@ -69,8 +69,10 @@ class _Module:
         pieces = [s for s in body if isinstance(s, Loop) and s.kind == "parallel"]
         for name in self.shared:
             main.allocate(name)
-        # What no piece reads or writes may be a register: its address is not passed on.
-        ctx = [x for x in self.shared if any(x in mentions(p) for p in pieces)]
+        # What no piece reads or writes may be a register: its address is not passed on. Lets are
+        # set again in pieces that need them.
+        passed = [mentions(s) for s in (*pieces, *(x for x in body if is_let(self.n, x)))]
+        ctx = [x for x in self.shared if any(x in names for names in passed)]
         if pieces:
             w.line(f"%ctx = alloca [{2 + len(ctx)} x ptr]", entry=True)
             for k, p in enumerate(["%args", "%dims", *(main.addresses.base[c][0] for c in ctx)]):
