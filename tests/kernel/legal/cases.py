@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from tests.kernel.legal.row_cases import ROWS
+
 CASES = {
+    **ROWS,
     "memory": (
         """
 nest k where n: 1..100
@@ -35,81 +38,6 @@ nest k where n: 1..100
     u: u[i] = t[0]
     r: r[1] = u[i]
     y: y[i] = r[1]
-""",
-    ),
-    "rows": (
-        """
-nest k
-  in a: i64[40]
-  in x: f32[40,32]
-  out y: f32[5,32]
-  for i in 5:
-    lane l in 32:
-      y: y[i,l] = 0.0
-  for i in 40 pragma runs 1:
-    unroll u in 2:
-      lane l in 16:
-        y: y[${max(min(a[i], 4), 0)},l+16*u] add= x[i,l+16*u]
-""",
-        """
-nest k
-  in a: i64[40]
-  in x: f32[40,32]
-  out y: f32[5,32]
-  stack r0: i64[1]
-  stack r1: f32[2,16]
-  for i in 5:
-    lane l in 32:
-      y: y[i,l] = 0.0
-  alloc r0
-  alloc r1
-  y: r0[0] = max(min(a[0], 4), 0)
-  unroll u in 2:
-    lane l in 16:
-      y: r1[u,l] = y[${r0[0]},l+16*u]
-  for i in 40 pragma runs 1:
-    if max(min(a[i], 4), 0) != r0[0]:
-      unroll u in 2:
-        lane l in 16:
-          y: y[${r0[0]},l+16*u] = r1[u,l]
-      y: r0[0] = max(min(a[i], 4), 0)
-      unroll u in 2:
-        lane l in 16:
-          y: r1[u,l] = y[${r0[0]},l+16*u]
-    unroll u in 2:
-      lane l in 16:
-        y: r1[u,l] add= x[i,l+16*u]
-  unroll u in 2:
-    lane l in 16:
-      y: y[${r0[0]},l+16*u] = r1[u,l]
-""",
-    ),
-    "rows of columns that meet": (
-        """
-nest k
-  in a: i64[40]
-  in x: f32[40,16]
-  out y: f32[5,20]
-  for i in 5:
-    lane l in 20:
-      y: y[i,l] = 0.0
-  for i in 40 pragma runs 1:
-    unroll u in 2:
-      lane l in 16:
-        y: y[${max(min(a[i], 4), 0)},l+4*u] add= x[i,l]
-""",
-        """
-nest k
-  in a: i64[40]
-  in x: f32[40,16]
-  out y: f32[5,20]
-  for i in 5:
-    lane l in 20:
-      y: y[i,l] = 0.0
-  for i in 40 pragma runs 1:
-    unroll u in 2:
-      lane l in 16:
-        y: y[${max(min(a[i], 4), 0)},l+4*u] add= x[i,l]
 """,
     ),
     "carries": (
