@@ -17,6 +17,7 @@ from tilewright.ir.types import DType, bf16, f32, f64
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.nest import Loop, Nest, Store, walk
 from tilewright.kernel.schedule import default_schedule
+from tilewright.ops.layout import as_strided
 from tilewright.targets import default, get
 
 VECTORS = get("x86-64-v4")
@@ -145,3 +146,21 @@ def test_several_results_of_each_short_sum(rows: int) -> None:
     np.testing.assert_array_equal(got["y0"], want)
     np.testing.assert_array_equal(got["y1"], np.isnan(want))
     assert native.strays({"a0": a, "a1": b}) is None
+
+
+@pytest.mark.parametrize("rows, length, width", [(3, 60, 7), (5, 41, 24), (1, 200, 3)])
+def test_deviations_of_windows(rows: int, length: int, width: int) -> None:
+    """A sum of squares of what is left of a mean: both are of a tile of results, in registers."""
+    count = length - width + 1
+    x = arg("x", rows, length)
+    windows = as_strided(x, (rows, count, width), (length, 1, 1))
+    mean = build.div(build.sum(windows, (2,), True), float(width))
+    left = build.sub(windows, mean)
+    g = group(build.sqrt(build.sum(build.mul(left, left), (2,))))
+    native = Native(default_schedule(g, default())[1])
+    assert {b.scope for b in native.nest.buffers} == {"in", "out", "register"}
+    a = np.random.default_rng(rows).standard_normal((rows, length)).astype(np.float32)
+    seen = np.lib.stride_tricks.sliding_window_view(a, width, 1).astype("f8")
+    want = np.sqrt(((seen - seen.mean(-1, keepdims=True)) ** 2).sum(-1))
+    np.testing.assert_allclose(native({"a0": a})["y0"], want, rtol=1e-5)
+    assert native.strays({"a0": a}) is None

@@ -12,6 +12,7 @@ from tests.kernel.examples import EXAMPLES
 from tests.kernel.random_groups import sample
 from tilewright.base.errors import Invalid
 from tilewright.kernel.check import verify
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import parse_trace, print_trace, trace_digest
@@ -59,6 +60,25 @@ def test_sums_in_chains() -> None:
     assert "Split(loop='t.r0', factor=16)" in print_trace(trace)
     assert "RFactor" in print_trace(trace)
     assert "RFactor" not in print_trace(default_schedule(plain, default())[0])
+
+
+RUNS = """group bags
+  in a: i64[40]
+  in x: f32[40,64]
+  in z: f32[9,64]
+  out y: f32[9,64]
+  y[${max(min(a[y.i0], 8), 0)},y.i1] add= x[y.i0,y.i1] for y.i0 in 40, y.i1 in 64 in order of runs from z[y.init.i0,y.init.i1]
+"""  # noqa: E501
+
+
+def test_updates_in_runs() -> None:
+    """A group says that equal places mostly follow each other; a row of them is in registers."""
+    g, plain = parse_group(RUNS), parse_group(RUNS.replace(" of runs", ""))
+    assert group_text(g) == RUNS and g.stage("y").runs and g != plain
+    assert parse_nest(nest_text(start(g))) == start(g)
+    for one in (g, plain):
+        nest = legalise(default_schedule(one, default())[1], default())
+        assert any(b.scope == "stack" for b in nest.buffers) == (one is g)
 
 
 def test_a_trace_may_have_comments_and_empty_lines() -> None:

@@ -51,6 +51,11 @@ class Op:
         it; 0: as many as a schedule likes."""
         return 0
 
+    @property
+    def runs(self) -> bool:
+        """Of an update whose places are data: do equal ones mostly follow each other?"""
+        return False
+
     def infer(self, *types: Any) -> Type:
         raise Invalid(f"operator {self.name} has no type rule")
 

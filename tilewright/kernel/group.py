@@ -114,6 +114,7 @@ class Stage:
     init: Value | None = None  # over variables `first_name(name, k)` of the buffer's shape
     ordered: bool = False
     chain: int = 0  # of a sum: the most terms that are added one after the other; 0: any number
+    runs: bool = False  # of an ordered update: places that follow each other are mostly equal
 
     @property
     def is_map(self) -> bool:
@@ -307,6 +308,8 @@ def build_group(
                 if st.raxes:
                     reductions[n] = st.name
                     b.stages[k] = replace(st, chain=n.op.chain)
+                elif st.ordered and n.op.runs:
+                    b.stages[k] = replace(st, runs=True)
         for t, res in zip(outs, results, strict=True):
             if res is not None and res not in names:  # an output that is an input or another output
                 buf = wanted.get(res) or b.fresh()

@@ -61,6 +61,8 @@ UNROLLED: Mark = ("unrolled", "")  # lane loops too, where the extent is no cons
 # constant. ragged: fewer of them may exist, but one does. interleave: the stores of an unrolled
 # loop fill the places between lanes. masked: lanes may choose differently.
 LANES, RAGGED, INTERLEAVE, MASKED = "lanes", "ragged", "interleave", "masked"
+# Of an ordered update: what follows each other mostly goes to one place (kernel/legal/rows.py).
+RUNS = "runs"
 
 
 class Block:
@@ -290,7 +292,12 @@ def stage_loops(s: Stage, b: Buffer) -> list[Stmt]:
     if s.init is not None:
         axes = tuple(D.the_sym(D.var(first_name(s.name, k), d)) for k, d in enumerate(b.shape))
         out.append(wrap(axes, Store(s.name, b.name, tuple(map(D.as_int, axes)), s.init)))
-    out.append(wrap((*s.axes, *s.raxes), Store(s.name, b.name, s.where, s.value, s.combine)))
+    store = Store(s.name, b.name, s.where, s.value, s.combine)
+    if s.runs and s.axes:
+        first, *others = (*s.axes, *s.raxes)
+        out.append(Loop(first, "serial", (wrap(tuple(others), store),), pragmas=((RUNS, 1),)))
+        return out
+    out.append(wrap((*s.axes, *s.raxes), store))
     return out
 
 

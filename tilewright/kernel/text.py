@@ -120,7 +120,7 @@ def stage_text(s: Stage) -> str:
     text = f"{_at(s.name, s.where)} {s.combine or ''}= {value_text(s.value)}"
     text += f" for {loops}" if loops else " for once"
     if s.ordered:
-        text += " in order"
+        text += " in order of runs" if s.runs else " in order"
     if s.chain:
         text += f" in chains of {s.chain}"
     if s.init is not None:
@@ -390,6 +390,8 @@ def _read_stage(
     chain = re.search(r" in chains of (\d+)$", rest)
     if chain:
         rest = rest[: chain.start()]
+    runs = rest.endswith(" in order of runs")
+    rest = rest.removesuffix(" of runs") if runs else rest
     ordered = rest.endswith(" in order")
     rest = rest.removesuffix(" in order")
     parts = _last(rest, "for")
@@ -413,7 +415,7 @@ def _read_stage(
     written = frozenset(axes if ordered or how is None else ()).union(*map(D.symbols, where))
     data, red = (tuple(a for a in axes if (a in written) == wanted) for wanted in (True, False))
     longest = int(chain[1]) if chain else 0
-    return Stage(name, data, red, where, value, how, init, ordered, longest)
+    return Stage(name, data, red, where, value, how, init, ordered, longest, runs)
 
 
 def parse_nest(text: str) -> Nest:

@@ -65,11 +65,14 @@ class _Module:
         main = self._function()
         w = main.writer
         self._enter(main)
-        ctx = [*self.shared]
         body = [s for s in self.n.body if not isinstance(s, Alloc)]
         pieces = [s for s in body if isinstance(s, Loop) and s.kind == "parallel"]
-        for name in ctx:
+        for name in self.shared:
             main.allocate(name)
+        # What no piece reads or writes may be a register: its address is not passed on. Lets are
+        # set again in pieces that need them.
+        passed = [mentions(s) for s in (*pieces, *(x for x in body if is_let(self.n, x)))]
+        ctx = [x for x in self.shared if any(x in names for names in passed)]
         if pieces:
             w.line(f"%ctx = alloca [{2 + len(ctx)} x ptr]", entry=True)
             for k, p in enumerate(["%args", "%dims", *(main.addresses.base[c][0] for c in ctx)]):
@@ -88,7 +91,7 @@ class _Module:
                 count += 1
             else:
                 main.block((*own, s))
-        main.machine.release(ctx)
+        main.machine.release(self.shared)
         head = f"define void @{self.n.name}(ptr %args, ptr %dims) nounwind {{"
         self.functions.append("\n".join([head, *main.lines()]))
         a = self.arith

@@ -44,8 +44,9 @@ def _want_index(what: str, t: TensorType) -> None:
 #   any      nothing
 #   wrapped  they are in [-n, n)
 #   within   they are in [0, n)
+#   sorted   the same, and equal ones mostly follow each other: results do not depend on that
 #   proved   they are in [0, n) whatever the data is, so that none has to be kept inside
-KNOWN = ("any", "wrapped", "within", "proved")
+KNOWN = ("any", "wrapped", "within", "sorted", "proved")
 
 
 def _want_known(what: str, known: str) -> None:
@@ -363,6 +364,10 @@ class Scatter(Op):
     reduce: str | None = None
     known: str = "any"
 
+    @property
+    def runs(self) -> bool:
+        return self.known == "sorted"
+
     def infer(self, x: TensorType, idx: TensorType, src: TensorType) -> TensorType:
         _want_index("scatter", idx)
         _want_known("scatter", self.known)
@@ -410,6 +415,7 @@ class Scatter(Op):
         yield case(cls(0, "max"), x, integers(0, 5), src)
         yield case(cls(0, None), booleans(6), integers(3, lo=0, hi=6), booleans(3))
         yield case(cls(0, "add", "within"), x, idx, src)
+        yield case(cls(0, "max", "sorted"), x, idx, src)
 
 
 def scatter(

@@ -113,7 +113,7 @@ def in_range(raw: Value, n: Dim, known: str) -> Dim:
     size = E.index(n)
     if known == "proved":
         return i.as_dim()
-    if known != "within":
+    if known not in ("within", "sorted"):
         i = E.select(i < 0, i + size, i)
     if known == "any" or not D.known_lt(0, n):
         return E.fn("max", E.fn("min", i, size - 1), E.const(0, i64)).as_dim()

@@ -40,7 +40,7 @@ def is_at(x: Node, axis: int, i: Node, known: str) -> Node:
     """Of the elements of x along an axis, which is the one that an index of a row names?"""
     size = x.shape[axis]
     at = ops.cast(i, i64)
-    if known not in ("within", "proved"):
+    if known not in ("within", "sorted", "proved"):
         at = ops.where(ops.lt(at, number(0, i64)), ops.add(at, number(size, i64)), at)
     if known == "any" or not D.known_lt(0, size):
         at = ops.maximum(ops.minimum(at, number(size - 1, i64)), number(0, i64))

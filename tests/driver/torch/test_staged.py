@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
+import pytest
 import torch
 from torch import Tensor
 
 import tilewright as tw
 from tests.driver.ordinary_table import halved
+from tilewright.driver.torch.staged import only_differentiates
 
 
 def _between(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,3 +61,69 @@ def test_rows_are_added_where_an_index_says() -> None:
     given = torch.randn(40, 19), torch.randint(0, 7, (40,)), torch.randn(7, 19)
     for got, right in zip(tw.compile(f)(*given), f(*given), strict=True):
         torch.testing.assert_close(got, right)
+
+
+@torch.library.custom_op("tilewright_staged::tripled", mutates_args=())
+def tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@tripled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+tripled.register_autograd(lambda ctx, grad: grad * 3)
+
+
+@torch.library.custom_op("tilewright_staged::add_one", mutates_args=("x",))
+def add_one(x: Tensor) -> None:
+    x.add_(1)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_custom_operators_without_gradients_do_not_pass_autograd(gradients: bool) -> None:
+    def f(x: Tensor) -> Tensor:
+        return tripled(x + 1).relu()
+
+    assert only_differentiates(torch.ops.tilewright_staged.tripled.default)
+    assert not only_differentiates(torch.ops.aten.sin.default)
+    fast, x = torch.compile(f, backend="tilewright"), torch.randn(5)
+    with torch.set_grad_enabled(gradients):
+        torch.testing.assert_close(fast(x), f(x))
+    y, z = (x.clone().requires_grad_() for _ in range(2))
+    fast(y).sum().backward()
+    f(z).sum().backward()
+    torch.testing.assert_close(y.grad, z.grad)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(y), f(y))
+
+
+def test_custom_operators_that_change_an_argument_are_counted() -> None:
+    def f(x: Tensor) -> Tensor:
+        add_one(x)
+        return x * 2
+
+    fast, x = torch.compile(f, backend="tilewright"), torch.zeros(4)
+    with torch.no_grad():
+        fast(x)
+        before = x._version
+        torch.testing.assert_close(fast(x), torch.full((4,), 4.0))
+    assert x._version > before and x.tolist() == [2.0] * 4
+
+
+def test_what_autograd_does_otherwise_stays() -> None:
+    @torch.library.custom_op("tilewright_staged::scaled", mutates_args=())
+    def scaled(x: Tensor) -> Tensor:
+        return x * 5
+
+    scaled.register_fake(torch.empty_like)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that a kernel is replaced
+        library = torch.library.Library("tilewright_staged", "FRAGMENT")
+        library.impl("scaled", lambda x: x * 7, "AutogradCPU")
+    assert not only_differentiates(torch.ops.tilewright_staged.scaled.default)
+    x = torch.randn(3)
+    with torch.no_grad():
+        fast = torch.compile(lambda x: scaled(x) + 1, backend="tilewright")
+        torch.testing.assert_close(fast(x), x * 7 + 1)

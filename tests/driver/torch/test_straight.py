@@ -75,6 +75,26 @@ def test_tensors_without_memory_take_the_long_way(watched: Watched) -> None:
     assert watched.returned[-1] is False
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_weights_that_nothing_is_derived_from_may_be_any(watched: Watched, mode: str) -> None:
+    """Calls read where each of them is: nothing is bound."""
+    bags = nn.EmbeddingBag(9, 32, mode=mode)
+    at, starts = torch.tensor([3, 8, 8, 0, 5, 1, 1]), torch.tensor([0, 0, 3, 4, 7])
+    fast = torch.compile(bags, backend="tilewright")
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(at, starts), bags(at, starts))
+            bags.weight.mul_(1.5)
+            torch.testing.assert_close(fast(at, starts), bags(at, starts))
+            bags.weight.data = torch.randn(9, 32)
+            torch.testing.assert_close(fast(at, starts), bags(at, starts))
+            bags.weight = nn.Parameter(torch.randn(9, 32))
+        assert set(watched.returned) == {None}
+        bags.weight.data.untyped_storage().resize_(0)
+        with pytest.raises(tw.errors.Invalid, match="has no memory"):
+            fast(at, starts)
+
+
 def test_weights_that_change_are_noticed(watched: Watched) -> None:
     model = nn.Linear(6, 4).eval()
     x = torch.randn(2, 6)

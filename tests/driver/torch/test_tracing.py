@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo import guards, symbolic_convert
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 import tilewright as tw
 from tilewright.base import knobs
@@ -96,6 +97,19 @@ def test_names_around_lines_are_found_for_others_and_for_the_log(
     monkeypatch.setattr(symbolic_convert.trace_call_log, "isEnabledFor", lambda level: True)
     torch.compile(lambda x: x + 3, backend="tilewright")(x)
     assert len(found) == 2
+
+
+def test_calls_tell_the_profiler_of_others_when_arguments_are_fetched() -> None:
+    """Two calls of Python's, for each of a graph, that take as long as the guards do."""
+    x = torch.randn(3)
+
+    def tells(f: Callable[[Tensor], Tensor], backend: str) -> bool:
+        torch.testing.assert_close(torch.compile(f, backend=backend)(x), f(x))
+        (entry,) = _debug_get_cache_entry_list(f.__code__)
+        return "record_pregraph_bytecode_enter" in entry.code.co_names
+
+    assert not tells(lambda x: x + 1, "tilewright")
+    assert tells(lambda x: x + 2, "eager")
 
 
 def test_other_backends_are_left_alone() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from tests.kernel.legal.row_cases import ROWS
+
 CASES = {
+    **ROWS,
     "memory": (
         """
 nest k where n: 1..100

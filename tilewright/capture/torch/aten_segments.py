@@ -34,19 +34,22 @@ _SUM = (
 
 def _part_of(starts: Node, n: Dim) -> Node:
     """For each of n elements: which part it is of, by where each part starts; -1 before the first.
-    Starts are marked, and marks before an element counted."""
-    last, none = ops.full((), n, i64), ops.full((), 0, i64)
+    Starts are marked, those behind the last element by nothing, and marks up to an element counted.
+    """
+    if D.known_eq(n, 0):
+        return ops.full((0,), 0, i64)
+    last, none = ops.full((), n - 1, i64), ops.full((), 0, i64)
     at = ops.minimum(ops.maximum(starts, none), last)
-    ones = ops.full(at.shape, 1, i64)
-    marks = ops.scatter(ops.full((n + 1,), 0, i64), at, ones, 0, "add", "within")
-    return ops.sub(ops.slice(ops.cumsum(marks, 0), 0, 0, n), ops.full((), 1, i64))
+    inside = cast(ops.le(starts, last), i64)
+    before = ops.concat([ops.full((1,), -1, i64), ops.full((n - 1,), 0, i64)], 0)
+    return ops.cumsum(ops.scatter(before, at, inside, 0, "add", "within"), 0)
 
 
 def _reduced(x: Node, part: Node, parts: Dim, how: str, first: Any) -> Node:
     """Rows of x combined by the part that they are of, from a first value on."""
     start = ops.full((parts, *x.shape[1:]), first, x.dtype)
     index = ops.expand(ops.reshape(part, (x.shape[0], *[1] * (x.rank - 1))), x.shape)
-    return ops.scatter(start, index, x, 0, how, "within")
+    return ops.scatter(start, index, x, 0, how, "sorted")
 
 
 @aten("_embedding_bag.default", "_embedding_bag_forward_only.default")
@@ -70,7 +73,8 @@ def embedding_bag(
     c.checks.never(ops.ne(ops.slice(starts, 0, 0, 1), none), _FIRST)
     n = ops.full((), indices.shape[0], i64)
     c.checks.never(ops.gt(ops.slice(starts, 0, parts - 1), n), _LONG)
-    part = ops.maximum(_part_of(starts, indices.shape[0]), none)
+    # The first bag starts with the first index, which is checked above: no index is before it.
+    part = _part_of(starts, indices.shape[0])
     known = c.checks.indices(indices, weight, 0, _BAG)
     rows = ops.take(weight, indices, 0, known)
     if per_sample_weights is not None:

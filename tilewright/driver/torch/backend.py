@@ -274,6 +274,7 @@ class Session:
             self._meanwhile(machine),
             spent,
             sparing=self.options.activation_memory < 1 and machine is None,
+            owns=self.options.own_weights,
         )
         self.units.append(made)
         if kind == "forward":

@@ -56,6 +56,7 @@ from tilewright.runtime.memory import GIVES_BACK
 
 # Kinds of graphs whose results are kept for a gradient, or are gradients.
 TRAINING = ("forward", "backward")
+FEW = 16  # arguments
 
 
 class Unit:
@@ -76,11 +77,13 @@ class Unit:
         meanwhile: Meanwhile | None = None,
         spent: Sequence[int] = (),
         sparing: bool = False,
+        owns: bool = False,
     ) -> None:
         """Results of the numbers `together` may share memory: they are not the caller's, or live
         and die together. `meanwhile`: None where the program of all sizes stays the only one.
         Arguments of the numbers `spent` are not needed after a call. `sparing`: memory that nobody
-        needs goes back to the system during a training step, which takes time."""
+        needs goes back to the system during a training step, which takes time. `owns`: weights may
+        be given up, and it is to be known which ones calls read."""
         self.device = device
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
         self._boxed_call = True  # on the object: torch's wrappers copy its attributes
@@ -130,6 +133,7 @@ class Unit:
                 often.way if often is not None else None,
                 before,
                 kind in TRAINING,
+                not owns and _few_raw_weights(captured, program, device),
             )
             self._fast, self._bound = made.call, made.weights
             self.writer = None if self._symbols else made.writer
@@ -349,6 +353,12 @@ class Reader:
     program: Program
     tensors: Sequence[Any]
     kept: frozenset[int]
+
+
+def _few_raw_weights(captured: Captured, program: Program, device: torch.device) -> bool:
+    """Is nothing derived from weights, and are arguments so few that the native call reads their
+    addresses sooner than it is seen that none has moved?"""
+    return not program.weights and len(captured.arguments) <= FEW and device.type == "cpu"
 
 
 def _free_pages(then: Callable[[list[Any]], None] | None, args: list[Any]) -> None:

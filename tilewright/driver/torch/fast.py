@@ -91,16 +91,16 @@ def fast_call(
     way: Way | None = None,
     before: Restore | None = None,
     training: bool = False,
+    plain: bool = False,
 ) -> FastCall:
     """A function of the list of arguments, which it empties, to the list of results. Buffers of
     slots that are `together` share memory. `restore` is called first where arguments may lie
     otherwise than they were captured, and `before` before it. `way` has functions for some
     values of the symbols, in the order of `binders`. In a step of `training` large results have the
-    memory of the last step's."""
-    writer = Writer(captured, program, device)
+    memory of the last step's. `plain`: weights are arguments like any other."""
+    writer = Writer(captured, program, device, plain=plain)
     writer.large = LargeResults.of(program) if training and device.type == "cpu" else None
-    writer.names["session"] = session
-    writer.names["way"] = way
+    writer.names |= {"session": session, "way": way}
     writer.change()
     writer.update()
     if not writer.symbols:
@@ -131,6 +131,7 @@ class Writer:
         device: torch.device,
         given: Sequence[str | torch.Tensor] | None = None,
         bind: BoundWeights | None = None,
+        plain: bool = False,
     ) -> None:
         self.captured, self.program, self.given = captured, program, given
         self.segment: Segment = captured.segments[0]
@@ -139,7 +140,7 @@ class Writer:
         self.reads = [self.position[label(n)] for n in self.graph.inputs]
         self.named = given is not None or len(captured.arguments) <= NAMED_LIMIT
         # Weights, the first inputs of the graph, are compared together.
-        self.weights = sum(captured.arguments[k].weight for k in self.reads)
+        self.weights = 0 if plain else sum(captured.arguments[k].weight for k in self.reads)
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
         self.changed: list[int] = []  # arguments that the program changes itself
         self.placed: dict[str, int] = {}  # slots of new values, and inputs at whose place they are
@@ -346,8 +347,7 @@ class Writer:
 
     def _made(self, parameters: str, lines: Sequence[str]) -> Callable[..., Any]:
         source = f"def call({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
-        scope = dict(self.names)
-        exec(source, scope)
+        exec(source, scope := dict(self.names))
         return scope["call"]
 
     def _take(self) -> list[str]:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch._library import custom_ops
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
@@ -90,7 +91,7 @@ class Stages:
     ) -> None:
         """`restore` makes arguments lie as they were captured. In a step of `training` large
         results have the memory of the last step's."""
-        self._training = training and device.type == "cpu"
+        self._gradients, self._training = training, training and device.type == "cpu"
         self.captured, self.device = captured, device
         self.weights: list[BoundWeights | None] = []  # of each program
         self._sizes: dict[str, str] = {}  # variables of symbols
@@ -267,7 +268,10 @@ class Stages:
         watched = [self._slots[s] for s in slots if s in self._weights]
         if watched:
             self._say(f"require_elements(({''.join(f'{x}, ' for x in watched)}))")
-        function = self._named("f", binding_of(call.function))
+        binding = binding_of(call.function)
+        if not self._gradients and only_differentiates(call.function):
+            binding = partial(_below_autograd, binding)
+        function = self._named("f", binding)
         made = f"{function}({', '.join(given)})"
         if isinstance(call.returned, tuple):
             self._say(f"t = {made}")
@@ -386,6 +390,24 @@ def binding_of(function: Callable[..., Any]) -> Callable[..., Any]:
     places = (getattr(torch._C, x, None) for x in ("_VariableFunctions", "_linalg"))
     found = (getattr(place, packet.__name__, None) for place in places)
     return next((x for x in found if x is not None), function)
+
+
+def only_differentiates(function: Callable[..., Any]) -> bool:
+    """Is it an operator of `torch.library.custom_op`, of which autograd has nothing but what torch
+    itself registered for it? Where no gradient is computed that passes all on, in Python, and takes
+    longer than the operator's own call."""
+    if not isinstance(function, OpOverload):
+        return False
+    if function._schema.name not in getattr(custom_ops, "OPDEFS", ()):
+        return False
+    lines = torch._C._dispatch_dump(function.name()).splitlines()
+    known = (x for x in lines if x.startswith("Autograd") and "(inactive)" not in x)
+    return all(f"{custom_ops.__file__}:" in x for x in known)
+
+
+def _below_autograd(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return function(*args, **kwargs)
 
 
 def may_be_number(function: Callable[..., Any]) -> bool:

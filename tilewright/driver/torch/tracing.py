@@ -6,7 +6,7 @@ into recurrent layers and into what stands in the place of some of torch's funct
 stay in the graph where only data decides the size of a result. The last holds where nothing has to
 be assumed about such a size: other frames are traced again as the user's settings say. Guards of
 our frames are not timed, and the names of functions around their lines not looked up, for a log
-that nobody reads.
+that nobody reads; nor do their calls mark for the profiler how arguments were fetched.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tilewright.driver.torch.quick_torch import leave_out
 _MARK = "_traces_for_tilewright"
 _TIMING = "profile_guard_manager"
 _NAMING = "get_funcname"
+_MARKS = "record_runtime_overhead"
 # Code of frames in which something would have to be assumed about sizes that data decides.
 _as_the_user_says: WeakSet[Any] = WeakSet()
 # Do sizes that data decides stay in the graph that is traced now because of us?
@@ -75,7 +76,13 @@ def trace_for(is_ours: Callable[[Any], bool]) -> None:
         if not _last.ours:
             return run(self)
         asked = _ask_for_sizes(self.f_code, self.one_graph)
-        with recurrent_layers(), substitutes(), _data_sizes(asked), one_step_for_all(self) as loops:
+        with (
+            recurrent_layers(),
+            substitutes(),
+            _data_sizes(asked),
+            _unmarked(),
+            one_step_for_all(self) as loops,
+        ):
             try:
                 return run(self)
             except (RestartAnalysis, SkipFrame):
@@ -168,6 +175,17 @@ def _data_sizes(asked: bool) -> Iterator[None]:
             yield
     finally:
         _kept.reset(before)
+
+
+@contextmanager
+def _unmarked() -> Iterator[None]:
+    """Calls of what is traced inside do not tell the profiler when they have fetched arguments:
+    two calls of Python that cost as much as all guards of a small function."""
+    if not hasattr(dynamo_config, _MARKS):
+        yield
+        return
+    with dynamo_config.patch({_MARKS: False}):
+        yield
 
 
 def has_data_sizes(shape_env: Any) -> bool:

@@ -51,6 +51,8 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     host = max(outs, key=lambda x: len(x.axes)).name
     prefix = common_prefix(s, inner, outs, host)
     columns = all(st.is_reduce for st in inner) and prefix == len(s.path(host)) > 0
+    if columns and _short_windows(s, inner) and _tiled(s, inner, outs):
+        return
     if columns and sum_pieces(s, inner):
         for st in inner:
             reduction_lanes(s, st.name)
@@ -73,7 +75,7 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         if not schedule_short_columns(s, inner[0].name, outs[-1].name):
             _columns(s, inner[0].name, outs[-1].name)
         return
-    if _short_sums(s, inner, outs, prefix) and _tiled(s, inner[0], outs):
+    if _short_sums(s, inner, outs, prefix) and _tiled(s, inner, outs):
         return
     if _has_costly_numbers(s, inner, outs, prefix) and _in_blocks(s, inner, outs, prefix):
         return
@@ -226,14 +228,28 @@ def _short_sums(s: Scheduler, inner: list[Stage], outs: list[Stage], prefix: int
     return few and D.bounds(wide[-1].extent)[1] >= most // 2
 
 
-def _tiled(s: Scheduler, stage: Stage, outs: list[Stage]) -> bool:
+def _short_windows(s: Scheduler, inner: list[Stage]) -> bool:
+    """Are these several sums of a few numbers for each result, the later ones of the earlier, such
+    as a deviation from a mean, of windows that begin next to each other?"""
+    for st in inner:
+        data, red = s.axes(st.name)
+        wide = [p for p in data if p.extent != 1]
+        extents = [p.extent if isinstance(p.extent, int) else SHORT + 1 for p in red]
+        if prod(extents) > SHORT or not wide or not contiguous(s, s.store(st.name), wide[-1].var):
+            return False
+        if D.bounds(wide[-1].extent)[1] < lanes_for(s, st.name) // 2:
+            return False
+    return len(inner) > 1
+
+
+def _tiled(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
     """Lanes along the last axis of the results; False, and no step, where that is refused."""
     before, host = (s.nest, list(s.trace)), outs[-1]
     wide = [k for k, p in enumerate(s.path(host.name)) if p.extent != 1]
     if not _share_loops(s, outs):
         return False
     try:
-        tile_results(s, [stage], host, wide[-1], wide[-2] if len(wide) > 1 else None)
+        tile_results(s, inner, host, wide[-1], wide[-2] if len(wide) > 1 else None)
     except Refused:
         s.nest, s.trace[:] = before
         return False

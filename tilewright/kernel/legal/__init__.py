@@ -20,6 +20,7 @@ from tilewright.kernel.legal.interleave import interleave_stores, scattered
 from tilewright.kernel.legal.lanes import ragged, whole_vectors
 from tilewright.kernel.legal.masks import version_masks
 from tilewright.kernel.legal.memory import misplaced, place_buffers, without_tuples
+from tilewright.kernel.legal.rows import keep_rows
 from tilewright.kernel.legal.told import tell_what_is_found
 from tilewright.kernel.nest import Nest
 
@@ -31,6 +32,7 @@ REWRITINGS: dict[str, Rewriting] = {
     "memory": place_buffers,
     "lanes": whole_vectors,
     "carries": carry_in_registers,
+    "rows": keep_rows,
     "interleave": interleave_stores,
     "hoist": hoist_reads,
     "masks": version_masks,
