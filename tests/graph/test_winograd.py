@@ -17,11 +17,12 @@ from tilewright.graph.decompose import Decompose
 from tilewright.graph.fuse import fuse
 from tilewright.graph.pack import PackOperands
 from tilewright.graph.winograd import Winograd
+from tilewright.ir import dim as D
 from tilewright.ir import passes
 from tilewright.ir.interpret import evaluate
-from tilewright.ir.node import Graph, Node
+from tilewright.ir.node import Graph, Node, input
 from tilewright.ir.positions import static
-from tilewright.ir.types import f16, f32
+from tilewright.ir.types import TensorType, f16, f32
 from tilewright.kernel.group import build_group
 from tilewright.ops.arranged import arranged
 from tilewright.ops.convolution import ConvValid
@@ -67,6 +68,14 @@ def test_a_convolution_is_one_kernel() -> None:
     assert sorted(kinds(g)) == ["chain", "map"]  # and one that transforms weights
 
 
+@pytest.mark.parametrize("unknown", [(0,), (1, 2), (0, 1, 2)])
+def test_a_convolution_of_unknown_sizes_is_one_kernel(unknown: tuple[int, ...]) -> None:
+    shape = [D.sym("nhw"[k], 1, 4096) if k in unknown else (4, 64, 64)[k] for k in range(3)]
+    x = input("x", TensorType(f32, (*shape, 64)))
+    g = by_tiles(build.relu(conv(x, arg("w", 64, 64, 3, 3))))
+    assert sorted(kinds(g)) == ["chain", "map"]
+
+
 def test_results_beside_pixels_are_of_the_same_kernel() -> None:
     """As a value that a gradient computes again, with what it is compared for."""
     y = build.relu(arg("y", 4, 64, 64, 64))
@@ -90,7 +99,7 @@ def test_what_is_chosen_for_blocks_is_scheduled(seed: int) -> None:
     while True:
         n, h, w = (int(k) for k in rng.integers(1, (9, 80, 100)))
         channels, results, m = *(int(k) for k in rng.integers(16, 140, 2)), int(rng.choice([2, 4]))
-        if taken.block(m, n, h, w, channels, results):
+        if taken.blocks(m, n, h, w, channels, results):
             break
     g = convolution((n, h, w, channels, results), m, target)
     assert is_scheduled(g, target), (n, h, w, channels, results, m, target.cores)
@@ -103,8 +112,8 @@ def test_what_is_chosen_for_blocks_is_scheduled(seed: int) -> None:
 
 
 def test_few_tiles_are_rows_of_matrices() -> None:
-    """An image of 7 x 7 pixels has too few tiles to read all weights for."""
-    g = by_tiles(conv(arg("x", 8, 7, 7, 256), arg("w", 256, 256, 3, 3)))
+    """Images of 8 x 8 pixels have too few tiles to read all weights for."""
+    g = by_tiles(conv(arg("x", 5, 8, 8, 256), arg("w", 256, 256, 3, 3)))
     assert "winograd_output" in names(g) and "chain" not in kinds(g)
     (products,) = (n for n in g.nodes() if n.op.name == "winograd_products")
     assert products.rank == 3

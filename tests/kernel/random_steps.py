@@ -113,7 +113,7 @@ def _new(n: Nest, rng: random.Random, stem: str) -> str:
 
 def _split(n: Nest, rng: random.Random) -> Step:
     if rng.random() < 0.15:
-        return Split(_loop(n, rng), parts=rng.choice([1, 2, 3, 4]))
+        return Split(_loop(n, rng), rng.choice([0, 0, 4, 16]), rng.choice([1, 2, 3, 4]))
     return Split(_loop(n, rng), rng.choice([0, 1, 2, 2, 3, 4, 4, 4, 5, 7, 8, 16]))
 
 
@@ -202,7 +202,7 @@ def _compute_at(n: Nest, rng: random.Random) -> Step | None:
     stage = rng.choice(stages)
     users = [s.name for s, _ in _loops(n) if any(r.source == stage for r in reads(s))]
     at = rng.choice(users) if users and rng.random() < 0.95 else _loop(n, rng)
-    return ComputeAt(stage, at)
+    return ComputeAt(stage, at, rng.random() < 0.2)
 
 
 def _compute_with(n: Nest, rng: random.Random) -> Step | None:

@@ -498,6 +498,8 @@ EXAMPLES = {
     "permute": (TWO, "", "Permute('t', (1, 0))"),
     "cache-write": (SUM, "", "CacheWrite('s', 'c')"),
     "split-parts": (MAP, "", "Split('y.i0', parts=4)"),
+    "split-even": (SYMBOLIC, "", "Split('y.i0', 16, 4)"),
+    "split-parallel": (SYMBOLIC, "Parallel('y.i0')", "Split('y.i0', 16)"),
     "storage-align": (TWO, "", "StorageAlign('t', 0, 16)"),
     "init-at": (SUM, "Split('s.i0', 2)", "InitAt('s', 's.i0.0')"),
     "reverse-compute-at": (TWO, "Split('t.i1', 4)", "ReverseComputeAt('y', 't.i1.0')"),

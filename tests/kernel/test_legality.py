@@ -86,6 +86,21 @@ def test_what_one_loop_carries(store: str, kinds: set[str]) -> None:
         assert str(c.first) in c.reason or str(c.second) in c.reason
 
 
+@pytest.mark.parametrize(
+    ("store", "apart"),
+    [
+        ("y: y[4*(i//w)+j,4*(i%w)+k] = 0.0", True),  # tiles of 4 x 4
+        ("y: y[4*(i//w)+j,3*(i%w)+k] = 0.0", False),  # which meet the next one
+        ("y: y[4*(i//w)+j,4*(i%h)+k] = 0.0", False),  # of other digits
+        ("y: y[4*((i//w)%2)+j,4*(i%w)+k] = 0.0", False),  # the upper digit is not whole
+    ],
+)
+def test_tiles_whose_number_a_call_decides_are_apart(store: str, apart: bool) -> None:
+    text = "nest k where h: 1..99, w: 1..99\n  out y: f32[4*h,4*w]\n"
+    n = parse_nest(f"{text}  for i in h*w:\n    for j in 4:\n      for k in 4:\n        {store}\n")
+    assert bool(carried(n, find(n, "i")[0][0])) != apart
+
+
 def test_a_loop_of_one_iteration_carries_nothing() -> None:
     """A batch of one image: what reads the first result at index 0 may share its loops."""
     n = nest("  for i in 1:\n    for j in 9:\n      y: y[9*i+j] = y[j]\n")

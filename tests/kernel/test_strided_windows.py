@@ -14,7 +14,7 @@ from tilewright.kernel.nest import Loop, Nest, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.unroll import Unroll
-from tilewright.kernel.text import parse_group
+from tilewright.kernel.text import group_text, parse_group
 from tilewright.targets import default, get
 
 AVX512 = replace(get("x86-64-v4"), cores=2)
@@ -74,6 +74,13 @@ def test_results_modulo_the_stride_have_code_of_their_own(group: Group, written:
         lines = group.buffer("y").shape[1]
         assert shared.extent == 2 * lines  # of all images
     assert not is_written_out(default_schedule(group, AVX512, Choices(vectors=1))[0])
+
+
+def test_means_of_pixels_are_not() -> None:
+    """Such as those that tiles make, which are told apart modulo the tile's size, too."""
+    text = group_text(spread(2, 6, 96))
+    means = text.replace(" * w[t.r0,t.r1,t.i3]", " * 0.25")
+    assert means != text and not is_written_out(default_schedule(parse_group(means), AVX512)[0])
 
 
 @pytest.mark.parametrize("stride, pixels, channels", [(2, 4, 32), (2, 3, 20), (3, 3, 16)])

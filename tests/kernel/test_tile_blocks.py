@@ -12,10 +12,18 @@ from tests.seeds import drawn, every_run
 from tilewright.base.events import Log
 from tilewright.graph.fuse import fuse
 from tilewright.graph.pack import PackOperands
+from tilewright.ir import dim as D
 from tilewright.ir import passes
+from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, input
 from tilewright.ir.positions import static
-from tilewright.ir.register_tile import rows_of_block, shares_of_blocks
+from tilewright.ir.register_tile import (
+    Block,
+    RegisterTile,
+    block_of_tiles,
+    rows_of_block,
+    shares_of_blocks,
+)
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType, f32
 from tilewright.kernel.group import Group, build_group
@@ -34,9 +42,10 @@ from tilewright.targets import default, get
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 LANES = default().lanes(32)
 Sizes = tuple[int, int, int, int, int]  # images, height, width, channels, results
+Known = tuple[Dim, Dim, Dim, int, int]  # the same, some of which only a call decides
 
 
-def image(label: str, *shape: int) -> Node:
+def image(label: str, *shape: Dim) -> Node:
     return input(label, TensorType(f32, shape))
 
 
@@ -47,13 +56,13 @@ def kernel(inputs: tuple[Node, ...], out: Node, target: Target) -> Group:
     return build_group("tiles", c.nodes, c.inputs, c.outputs, roles=c.roles)
 
 
-def convolution(sizes: Sizes, m: int, target: Target) -> Group:
+def convolution(sizes: Known, m: int, target: Target) -> Group:
     n, h, w, channels, results = sizes
     x, weight = (
         image("x", n, h, w, channels),
         image("w", m + 2, m + 2, channels, results),
     )
-    after = (0, -h % m + 1, -w % m + 1, 0)
+    after = (0, *(D.ceildiv(d, m) * m - d + 1 for d in (h, w)), 0)
     points = build.winograd_input(build.pad(x, (0, 1, 1, 0), after), m)
     sums = build.winograd_products(points, weight, -(-channels // 2))
     return kernel((x, weight), build.relu(build.winograd_output(sums, m, h, w)), target)
@@ -80,7 +89,8 @@ def taps(tiles: int, channels: int, results: int, m: int, target: Target) -> Gro
 def is_scheduled(g: Group, target: Target) -> bool:
     """Does a block of tiles go through all steps, in register tiles?"""
     text = print_trace(default_schedule(g, target)[0])
-    return "ComputeAt(stage='t" in text and "SetScope" in text and "Parallel" in text
+    sums = "Tensorize" in text or "Unroll(loop='t" in text
+    return "ComputeAt(stage='t" in text and "SetScope" in text and "Parallel" in text and sums
 
 
 def close(found: np.ndarray, right: np.ndarray, ulps: float) -> bool:
@@ -93,24 +103,46 @@ def random_sizes(rng: np.random.Generator, whole: bool) -> Sizes:
     return n, h, w, channels * LANES // 8 if whole else channels, results
 
 
-@pytest.mark.parametrize("seed", drawn(range(24), quick=6))
-def test_a_convolution_of_any_size(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    n, h, w, channels, results = sizes = random_sizes(rng, False)
-    m = int(rng.choice([2, 4]))
-    g = convolution(sizes, m, default())
-    assert is_scheduled(g, default()) or min(h, w) <= m
+def check_convolution(g: Group, sizes: Sizes, m: int, rng: np.random.Generator) -> bool:
+    """Is what the kernel gives near the sums in float64, whatever the sizes?"""
+    n, h, w, channels, results = sizes
     x = rng.standard_normal((n, h, w, channels)).astype(np.float32)
     weight = rng.standard_normal((results, channels, 3, 3)).astype(np.float32)
     points = WinogradWeight(m).reference(weight).swapaxes(2, 3)
     layout = g.buffer("a1").layout
     given = {"a0": x, "a1": points if layout is None else layout.pack(points)}
-    found = Native(default_schedule(g, default())[1])(given)["y0"]
+    dims = {k: v for k, v in zip("nhw", sizes) if k in g.dims()}
+    found = Native(default_schedule(g, default())[1])(given, dims)["y0"]
     padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
     conv = ConvValid((1, 1), (1, 1), 1).reference(
         padded.transpose(FIRST), weight.astype(np.float64)
     )
-    assert close(found, np.maximum(conv.transpose(LAST), 0), 40), (seed, sizes, m)
+    return close(found, np.maximum(conv.transpose(LAST), 0), 40)
+
+
+@pytest.mark.parametrize("seed", drawn(range(24), quick=6))
+def test_a_convolution_of_any_size(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes, m = random_sizes(rng, False), int(rng.choice([2, 4]))
+    g = convolution(sizes, m, default())
+    assert is_scheduled(g, default())
+    assert check_convolution(g, sizes, m, rng), (seed, sizes, m)
+
+
+@pytest.mark.parametrize("seed", drawn(range(24), quick=4))
+def test_a_convolution_whose_sizes_a_call_decides(seed: int) -> None:
+    """Some or all of images, height and width; the same kernel for several sizes, 1 x 1 too."""
+    rng = np.random.default_rng(seed)
+    n, h, w, channels, results = random_sizes(rng, False)
+    unknown = rng.integers(0, 2, 3) if seed % 2 else (1, 1, 1)
+    known = [D.sym(x, 1, 4096) if u else v for x, u, v in zip("nhw", unknown, (n, h, w))]
+    m = int(rng.choice([2, 4]))
+    g = convolution((known[0], known[1], known[2], channels, results), m, default())
+    assert is_scheduled(g, default())
+    for more in ((n, h, w), (1, 1, 1), tuple(int(k) for k in rng.integers(1, (6, 40, 40)))):
+        one, two, three = (k if u else v for u, v, k in zip(unknown, (n, h, w), more))
+        sizes = one, two, three, channels, results
+        assert check_convolution(g, sizes, m, rng), (seed, known, sizes, m)
 
 
 @pytest.mark.parametrize("seed", drawn(range(24), quick=6))
@@ -188,6 +220,12 @@ def test_blocks_divide_rows_and_suit_threads() -> None:
     assert rows_of_block(100, 1, 7, 1, 2) == 1  # seven blocks, for want of another divisor
     assert rows_of_block(1, 1, 28, 8, 2, least=3) == 4  # more than there is room for
     assert rows_of_block(1, 1, 7, 1, 1, least=9) == 1  # no more are possible
+    tile = RegisterTile(6, 16, 6, 8)
+    assert block_of_tiles(100, 1, 784, 2, 24, tile) == Block(98, 7)  # eight, of whole tiles
+    assert block_of_tiles(30, 1, 64, 2, 24, tile).tiles == 32  # two: of four each would be small
+    assert block_of_tiles(1, 1, 64, 1, 24, tile).tiles == 32  # more than there is room for
+    few = block_of_tiles(100, 1, D.sym("n"), 2, 24, tile)
+    assert (few.tiles % few.rows, few.rows) == (0, 3)  # less is left over of any number
     for threads in (1, 2, 3, 16):
         for blocks in range(1, 70):
             shares = shares_of_blocks(blocks, threads)

@@ -6,10 +6,10 @@ call and take tiles of 2 only: tiles of 4 have a larger error, which gradients o
 Gradients of weights are sums over all pixels, which are products of transformed tiles as well:
 of a fourth of the terms, in short chains.
 
-Points are many: between kernels they would stream through memory. Where a block of rows of tiles is
-enough work for what it reads of the weights, fusion makes one kernel of all three steps
-(`tile_blocks.py`), and points of a block stay in the cache. Otherwise all tiles are rows of the
-same matrices.
+Points are many: between kernels they would stream through memory. Where a block of tiles is enough
+work for what it reads of the weights, fusion makes one kernel of all three steps
+(`tile_blocks.py`), and points of a block stay in the cache; how many images there are, and how
+large, may be decided by a call. Otherwise all tiles are rows of the same matrices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.positions import Shape
-from tilewright.ir.register_tile import BLOCK_TILES, register_tile, rows_of_block, shares_of_blocks
+from tilewright.ir.register_tile import (
+    block_of_tiles,
+    least_of_block,
+    register_tile,
+    rows_of_block,
+    shares_of_blocks,
+)
 from tilewright.ir.types import f32
 from tilewright.ops.arranged import Arranged, reordered
 from tilewright.ops.conv_gradients import ConvWeightValid
@@ -77,7 +83,7 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
                 blocks = static and sizes is not None and self.sums_of_blocks(size, *sizes)
                 return _weight_by_tiles(n, size, blocks)
             sizes = _sizes(n)
-            blocks = static and sizes is not None and self.block(size, *sizes) > 0
+            blocks = sizes is not None and self.blocks(size, *sizes)
             return _by_tiles(n, size, blocks)
 
         return rebuild_knowing(program, change)
@@ -113,39 +119,40 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True, regions=True):
         if min(channels, columns) < self.least:
             return found
         for m in POINTS if constant else (CHANGING,):
-            points = (m + TAPS - 1) ** 2
-            across = -(-width // m)
-            tiles = batch * -(-height // m) * across
-            # What the transforms add up: about two operations per point on either side.
-            work = points * tiles * (channels + columns)
-            # Points are written and read, on both sides of the products.
-            between = 2 * work
-            if block := self.block(m, batch, height, width, channels, columns):
-                again = points * filters * tiles // (block * across)
-                keeps = points * filters * f32.bytes <= self.cache // 2
-                moved = pixels * (channels + columns) + points * filters
-                found[m] = self._time(points * tiles * filters + work, moved)
-                found[m] += between * f32.bytes / self.near
-                found[m] += again * f32.bytes / (self.near if keeps else self.far)
-            else:
-                rows = max(tiles, self.rows)
-                moved = between + points * filters
-                found[m] = self._time(points * rows * filters + work, moved)
+            found[m] = min(self._tiles(m, batch, height, width, channels, columns))
             if not constant:  # taps are read, points written
-                found[m] += self._time(0, weights + points * filters)
+                found[m] += self._time(0, weights + (m + TAPS - 1) ** 2 * filters)
         return found
 
-    def block(
+    def blocks(self, m: int, *sizes: int) -> bool:
+        """Is one kernel that takes a block of tiles at a time from pixels to pixels estimated to be
+        faster than kernels of all tiles?"""
+        whole, blocks = self._tiles(m, *sizes)
+        return blocks < whole
+
+    def _tiles(
         self, m: int, batch: int, height: int, width: int, channels: int, columns: int
-    ) -> int:
-        """Rows of tiles that one kernel takes from pixels to pixels; 0 where these are too few
-        tiles to read all weights for."""
-        rows, across = -(-height // m), -(-width // m)
-        each = (m + TAPS - 1) ** 2 * across * (channels + columns) * f32.bytes
-        least = -(-BLOCK_TILES // across)
-        block = rows_of_block(self.cache // 2, each, rows, batch, self.cores, least)
-        # Rows of a register tile are several tiles of a row.
-        return block if block >= least and across > 1 else 0
+    ) -> tuple[float, float]:
+        """Cycles of all tiles at a time, and of blocks of tiles."""
+        filters, images = channels * columns, channels + columns
+        points, pixels = (m + TAPS - 1) ** 2, batch * height * width
+        tiles = batch * -(-height // m) * -(-width // m)
+        # What the transforms add up: about two operations per point on either side.
+        work = points * tiles * images
+        # Points are written and read, on both sides of the products.
+        between, rows = 2 * work, max(tiles, self.rows)
+        whole = self._time(points * rows * filters + work, between + points * filters)
+        each = points * images * f32.bytes
+        least = least_of_block(points * filters * f32.bytes, self.cache)
+        block = block_of_tiles(self.cache // 2, each, tiles, self.cores, least).tiles
+        if block < least:  # too few to read all weights for
+            return whole, math.inf
+        again = points * filters * -(-tiles // block)
+        keeps = points * filters * f32.bytes <= self.cache // 2
+        blocks = self._time(points * tiles * filters + work, pixels * images + points * filters)
+        blocks += between * f32.bytes / self.near
+        blocks += again * f32.bytes / (self.near if keeps else self.far)
+        return whole, blocks
 
     def gradient_cycles(
         self, batch: int, height: int, width: int, channels: int, columns: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from math import gcd
 
 from tilewright.ir.dim import Dim
@@ -218,6 +219,47 @@ def rows_of_block(room: int, each: int, rows: int, times: int, threads: int, lea
     possible = [k for k in range(1, rows + 1) if rows % k == 0 and even(k)]
     found = max((k for k in possible if k * each <= room), default=1)
     return found if found >= least else min((k for k in possible if k >= least), default=found)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tiles of an image that pass through a kernel together, and how many of them are the rows of a
+    register tile."""
+
+    tiles: int
+    rows: int
+
+
+def least_of_block(weights: int, cache: int) -> int:
+    """Tiles that a block should have at least, for what it reads of the weights: more where no near
+    cache has room for these."""
+    return BLOCK_TILES if weights <= cache else 2 * BLOCK_TILES
+
+
+def block_of_tiles(
+    room: int,
+    each: int,
+    tiles: Dim,
+    threads: int,
+    least: int = BLOCK_TILES,
+    tile: RegisterTile | None = None,
+) -> Block:
+    """Of tiles that take so much of the room each: such that threads have about the same number of
+    blocks, and rows of a register tile divide them. Of tiles of any number some are left over in
+    each block: half as many rows leave fewer over, and need less code for these."""
+    block = max(room // each, least)
+    most = max(tile.rows, tile.most) if tile is not None else 1
+    rows = max(1, tile.rows // 2) if tile is not None else 1
+    if isinstance(tiles, int):
+        blocks = max(1, min(-(-tiles // block), tiles // least))
+        if blocks < EVEN * threads:
+            blocks = -(-blocks // threads) * threads
+            if -(-tiles // blocks) < least:
+                blocks = max(threads, blocks - threads)
+        block = -(-tiles // blocks)
+    else:
+        most = rows
+    return next(Block(k, r) for k in count(block) for r in range(most, rows - 1, -1) if k % r == 0)
 
 
 # Terms of the shortest part of a sum that is worth writing its results; and how many times as much

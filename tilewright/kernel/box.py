@@ -69,8 +69,11 @@ def without(body: tuple[Stmt, ...], gone: Sequence[Stmt], buffer: str) -> tuple[
     return transform(body, lambda s: () if id(s) in ids or forgotten(s) else (s,))
 
 
-def whole_axes(step: Step, stage: str, tops: Sequence[Stmt], b: Buffer) -> list[list[Sym]]:
-    """Per axis, the variables of the loops in `tops` that write along it, each over all of it."""
+def whole_axes(
+    step: Step, stage: str, tops: Sequence[Stmt], b: Buffer, ends: Sequence[Dim] = ()
+) -> list[list[Sym]]:
+    """Per axis, the variables of the loops in `tops` that write along it, each over all of it, or
+    up to one of the given ends."""
     out: list[list[Sym]] = [[] for _ in b.shape]
     for s, p in walk(tuple(tops)):
         for k, i in enumerate(s.index) if isinstance(s, Store) else ():
@@ -78,7 +81,7 @@ def whole_axes(step: Step, stage: str, tops: Sequence[Stmt], b: Buffer) -> list[
                 continue
             whole = any(
                 D.known_eq(D.as_int(q.var), i)
-                and D.known_eq(q.extent, b.shape[k])
+                and any(D.known_eq(q.extent, x[k]) for x in (b.shape, ends) if x)
                 and q.kind == "serial"
                 for q in p
             )
@@ -89,6 +92,21 @@ def whole_axes(step: Step, stage: str, tops: Sequence[Stmt], b: Buffer) -> list[
             if D.the_sym(i) not in out[k]:
                 out[k].append(D.the_sym(i))
     return out
+
+
+def written_ends(tops: Sequence[Stmt], b: Buffer) -> tuple[Dim, ...]:
+    """Per axis, where the cells end that statements write: before the axis does, where loops around
+    them say how many there are, as in the last block of many. Nothing reads what is behind."""
+    found: list[list[Dim]] = [[] for _ in b.shape]
+    own = {s.var for s, _ in walk(tuple(tops)) if isinstance(s, Loop)}
+    for s, p in walk(tuple(tops)):
+        for k, i in enumerate(s.index) if isinstance(s, Store) else ():
+            for q in p:
+                along = D.known_eq(D.as_int(q.var), i) and not D.symbols(q.extent) & own
+                new = not any(D.known_eq(q.extent, x) for x in (b.shape[k], *found[k]))
+                if along and new and D.known_le(q.extent, b.shape[k]):
+                    found[k].append(q.extent)
+    return tuple(x[0] if len(x) == 1 else d for x, d in zip(found, b.shape, strict=True))
 
 
 def clipped(base: Dim, size: Dim, full: Dim) -> tuple[Dim, Dim]:

@@ -119,6 +119,10 @@ def overlap(b: Buffer, first: Use, second: Use, relation: Relation, written: set
         differences = [D.substitute(j, table) - i for i, j in axes]
         if flat is not None:
             differences.append(D.substitute(flat[1], table) - flat[0])
+        if len(axes) > 1:
+            there = [D.substitute(j, table) for _, j in axes]
+            here, other = _joined([i for i, _ in axes]), _joined(there)
+            differences += [other[how] - x for how, x in here.items() if how in other]
         fresh = set().union(*(D.symbols(x) for x in table.values()))
         if not _never_zero(differences, fresh | {q.var for q in first.path}):
             break
@@ -170,6 +174,37 @@ def _reduced(a: Dim, b: int) -> Dim:
                 part = part * D.from_atom(atom)
             whole = whole + part
     return D.floordiv(whole + _reduced(a - whole * g, g), b // g)
+
+
+def _joined(index: Sequence[Dim]) -> dict[tuple[object, ...], Dim]:
+    """Numbers of which axes are digits, by how they are put together: equal cells have equal ones.
+    Of an axis that is a multiple of a digit and less than that, such as pixels of a tile, the digit
+    counts: with 4*(x//w) + i and 4*(x%w) + j, where i and j are less than 4, x is known."""
+    found: list[tuple[tuple[object, ...], Dim]] = []
+    for k, i in enumerate(index):
+        for m, c in i.terms if isinstance(i, D.Int) else ():
+            rest = i - c * D.from_atom(m[0]) if len(m) == 1 and c > 0 else 0
+            digit = len(m) == 1 and isinstance(m[0], D.Quo) and m[0].op in ("floordiv", "mod")
+            if digit and c > 0 and D.nonneg(rest) and D.known_lt(rest, c):
+                found.append(((k, c), D.from_atom(m[0])))
+    out: dict[tuple[object, ...], Dim] = {}
+    while pair := next(((x, y) for x in found for y in found if _high(x[1]) == y[1]), None):
+        (low, x), (high, _) = pair
+        q = next(D.atoms(x))
+        assert isinstance(q, D.Quo)
+        joined = (low, high, q.b), q.a
+        found = [y for y in found if y not in pair]
+        found.append(joined)
+        out[joined[0]] = joined[1]
+    return out
+
+
+def _high(x: Dim) -> Dim | None:
+    """The digit above a remainder."""
+    q = next(D.atoms(x), None) if isinstance(x, D.Int) else None
+    if not isinstance(q, D.Quo) or q.op != "mod" or x != D.from_atom(q):
+        return None
+    return D.floordiv(q.a, q.b)
 
 
 def _reads(x: Dim) -> set[str]:

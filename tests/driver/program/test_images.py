@@ -149,11 +149,12 @@ def test_tiles_of_images_of_any_size() -> None:
     with torch.no_grad():
         fast = tw.compile(net, dynamic=True)
         fast(x)
-        assert "winograd_input" in kernels(fast)
-        # Images of any number may be one, which is not enough for threads.
-        assert default().cores == 1 or pieces_for_threads(fast) == [whole_parts(64)]
-        for shape in [(2, 64, 33, 18), (1, 64, 3, 5), (3, 64, 8, 8)]:
+        assert kernels(fast).count("│ chain(") == 2  # from pixels to pixels
+        for shape in [(2, 64, 33, 18), (1, 64, 3, 5), (3, 64, 8, 8), (0, 64, 9, 9)]:
             x = torch.randn(shape)
+            if not x.numel():
+                assert fast(x).shape == net(x).shape
+                continue
             right, eager = copy.deepcopy(net).double()(x.double()), net(x)
             error, own = (float((y.double() - right).abs().max()) for y in (fast(x), eager))
             assert error <= 4 * own + 16 * torch.finfo(x.dtype).eps * float(right.abs().max())

@@ -19,7 +19,7 @@ from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.ir.atom import Quo, Sym
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Index, Load, Value, extent, loads, walk
+from tilewright.ir.expr import Fn, Index, Load, Value, extent, loads, walk
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.scheduler import Scheduler, store_reads
 from tilewright.kernel.defaults.tiles import columns_across, lanes_of_tile
@@ -44,6 +44,8 @@ def schedule_strided_window(s: Scheduler, inner: list[Stage], outs: list[Stage])
         return False
     st, host = inner[0], outs[0].name
     value, path = s.store(st.name).value, s.path(host)
+    if not _multiplies(value):  # a mean of pixels that tiles make is no such sum
+        return False
     reads = [r for r in store_reads(s.store(host)) if r.source == st.name]
     if len(reads) != 1 or tuple(p.var for p in path) != tuple(map(_symbol, reads[0].index)):
         return False
@@ -69,6 +71,14 @@ def schedule_strided_window(s: Scheduler, inner: list[Stage], outs: list[Stage])
         s.nest, s.trace[:] = before
         return False
     return True
+
+
+def _multiplies(value: Value) -> bool:
+    """Is it a product of two numbers that are read, perhaps under conditions?"""
+    while isinstance(value, Fn) and value.name in ("cast", "select"):
+        value = value.args[0 if value.name == "cast" else 1]
+    product = isinstance(value, Fn) and value.name == "mul"
+    return product and all(any(True for _ in loads(x)) for x in value.args)
 
 
 def _symbol(i: Dim) -> Sym | None:

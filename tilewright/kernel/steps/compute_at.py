@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Load, loads
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import Load, extent, loads
 from tilewright.kernel.box import (
     Box,
     clipped,
@@ -13,6 +15,7 @@ from tilewright.kernel.box import (
     rebased,
     whole_axes,
     without,
+    written_ends,
 )
 from tilewright.kernel.dependence import Carried, region
 from tilewright.kernel.group import Buffer
@@ -45,10 +48,14 @@ class ComputeAt(Step):
     for i: for c: e[i,c] = …           for i:
     for i: for c: y[i,c] = e[i,c]        for c: e[c] = …
                                          for c: y[i,c] = e[c]
+
+    Where only a call says how much an iteration reads, it is computed for as much as it may be, up
+    to the end of the stage; `exact`: for as much as it is, where one loop goes through that.
     """
 
     stage: str
     at: str
+    exact: bool = False
 
     def apply(self, n: Nest) -> Nest:
         b = self.internal(n, self.stage)
@@ -66,12 +73,15 @@ class ComputeAt(Step):
             outer = isinstance(s, Loop) and s.kind in ("parallel", *BLOCKS)
             kind = f"{getattr(s, 'name', '')} is {getattr(s, 'kind', '')}: it stays outermost"
             self.need(not outer, kind, "place first")
-        axes = whole_axes(self, self.stage, tops, b)
+        ends = written_ends(tops, b)
+        axes = whole_axes(self, self.stage, tops, b, ends)
         moving = set().union(*(inner_vars(s) for s in target.body))
-        box = region([x.index for x in _reads_of(target, self.stage)], moving, b.shape)
+        read = [x.index for x in _reads_of(target, self.stage)]
+        box = region(read, moving, b.shape)
         self._self_reads(n, tops, box, b)
-        table = narrowed_axes(axes, box, b.shape)
-        box = [(clipped(*part, full)[0], part[1]) for part, full in zip(box, b.shape, strict=True)]
+        read_ends = _last_read(read, moving, box, ends) if self.exact else ends
+        table = narrowed_axes(axes, box, read_ends)
+        box = [(clipped(*part, end)[0], part[1]) for part, end in zip(box, ends, strict=True)]
         shape = tuple(size for _, size in box)
         varies = any(D.symbols(d) & {q.var for q in around} for d in shape)
         self.need(not varies, f"the size of {self.stage} under {self.at} varies")
@@ -156,6 +166,24 @@ class ComputeAt(Step):
                     writes = next(u for u in everything if u.store is x.store and u.writes)
                     saying = f"{self.stage} reads itself at {x}, which would not be there: "
                     self.keep(n, [Carried("order", None, writes, x)], saying)
+
+
+def _last_read(
+    read: Sequence[tuple[Dim, ...]], moving: set[Sym], box: Box, ends: Sequence[Dim]
+) -> list[Dim]:
+    """Where what is read ends, along each axis of a box that is larger since only a call decides
+    how much that is: one loop goes through it."""
+    out = list(ends)
+    for k, ((base, size), end) in enumerate(zip(box, ends, strict=True)):
+        along = {x[k] - base for x in read}
+        v = along.pop() if len(along) == 1 else 0
+        if not (isinstance(size, int) and D.is_sym(v) and D.the_sym(v) in moving):
+            continue
+        count = extent(D.the_sym(v))
+        if not isinstance(count, int) and not D.symbols(count) & moving:
+            if not D.known_eq(count, clipped(base, size, end)[1]):
+                out[k] = base + count
+    return out
 
 
 def _reads_of(s: Stmt, buffer: str) -> list[Load]:

@@ -18,7 +18,14 @@ class Split(Step):
                                  y[16*i.0+i.1] = …
 
     With `parts` instead, the outer one has so many iterations (fewer where they would be empty);
-    the extent must be a constant then.
+    the extent must be a constant then. With both, the inner one has at most `factor` iterations,
+    and fewer where the outer one's are about a multiple of `parts` then.
+
+    for i in n:              for i.0 in ceil(n/k):      # k = min(16, n//(4*ceil(n/64)) + 1)
+      y[i] = …                 for i.1 in min(k, n-k*i.0):
+                                 y[k*i.0+i.1] = …
+
+    Of a parallel loop of single iterations, the outer one is parallel.
     """
 
     stays: ClassVar[bool] = True
@@ -29,27 +36,34 @@ class Split(Step):
     def apply(self, n: Nest) -> Nest:
         given = [x for x in (self.factor, self.parts) if x != 0]
         self.need(given, f"{self.factor} is not a positive factor", "give a factor or parts")
-        self.need(len(given) == 1, "a factor and parts are given", "one follows from the other")
-        positive = isinstance(given[0], int) and given[0] >= 1
-        self.need(positive, f"{given[0]} is not a positive {'factor' if self.factor else 'number'}")
+        for k in given:
+            positive = isinstance(k, int) and k >= 1
+            self.need(positive, f"{k} is not a positive {'factor' if self.factor else 'number'}")
         for found, _ in self.loops(n, self.loop):
-            self.need(found.kind == "serial", f"{self.loop} is already {found.kind}", "split first")
+            plain = found.kind == "serial" or (found.kind == "parallel" and found.grain == 1)
+            self.need(plain, f"{self.loop} is already {found.kind}", "split first")
             fixed = self.factor or isinstance(found.extent, int)
             self.need(fixed, f"{self.loop} has no constant extent to divide", "give a factor")
 
         def one(s: Loop) -> tuple[Stmt, ...]:
-            factor = self.factor
-            if not factor:
-                assert isinstance(s.extent, int)
-                factor = max(1, -(-s.extent // self.parts))
+            factor: Dim = self.factor
+            if self.factor and self.parts:
+                rounds = D.maximum(1, D.ceildiv(s.extent, self.factor * self.parts))
+                factor = D.minimum(self.factor, s.extent // (self.parts * rounds) + 1)
+            elif self.parts:
+                factor = D.maximum(1, D.ceildiv(s.extent, self.parts))
             outer = D.var(f"{self.loop}.0", _constant(D.ceildiv(s.extent, factor)))
             tail = D.minimum(factor, s.extent - outer * factor)
             inner = D.var(f"{self.loop}.1", _constant(tail))
             table = {s.var: outer * factor + inner}
             body = substitute_all(s.body, table)
             of = [s.of and s.of.part(k) for k in (0, 1)]
-            inside = Loop(D.the_sym(inner), "serial", body, pragmas=s.pragmas, of=of[1])
-            return (Loop(D.the_sym(outer), "serial", (inside,), of=of[0]),)
+            shared = s.kind == "parallel"
+            inside = Loop(
+                D.the_sym(inner), "serial", body, pragmas=() if shared else s.pragmas, of=of[1]
+            )
+            hints = s.pragmas if shared else ()
+            return (Loop(D.the_sym(outer), s.kind, (inside,), pragmas=hints, of=of[0]),)
 
         return self.bounded(on_loops(n, self.loop, one))
 
