@@ -522,10 +522,8 @@ class Builder:
         """The object of the entry, once all kernels are compiled."""
         for k in self.kernels.values():
             if why := k.schedule.unscheduled:
-                said = f"{k.names[0]} has plain loops: {why}"
-                self.log.add(
-                    "plain-loops", said, where=min(k.places, default=None), kernel=k.symbol
-                )
+                said, place = f"{k.names[0]} has plain loops: {why}", min(k.places, default=None)
+                self.log.add("plain-loops", said, where=place, kernel=k.symbol)
             if k.schedule.chosen and not k.cached:
                 found = k.schedule.considered
                 said = f"{k.symbol}: {k.schedule.chosen}"
