@@ -99,7 +99,7 @@ def close(found: np.ndarray, right: np.ndarray, ulps: float) -> bool:
 
 def random_sizes(rng: np.random.Generator, whole: bool) -> Sizes:
     n, h, w = (int(k) for k in rng.integers(1, (4, 20, 20)))
-    channels, results = (int(k) for k in rng.integers(1, 40, 2))
+    channels, results = (int(k) for k in rng.integers((2, 1), 40))
     return n, h, w, channels * LANES // 8 if whole else channels, results
 
 
@@ -109,9 +109,8 @@ def check_convolution(g: Group, sizes: Sizes, m: int, rng: np.random.Generator) 
     x = rng.standard_normal((n, h, w, channels)).astype(np.float32)
     weight = rng.standard_normal((results, channels, 3, 3)).astype(np.float32)
     points = WinogradWeight(m).reference(weight).swapaxes(2, 3)
-    # Of one channel, weights come first.
-    b, a = sorted(g.inputs, key=lambda b: b.shape[:2] != (m + 2, m + 2))
-    given = {a.name: x, b.name: points if b.layout is None else b.layout.pack(points)}
+    layout = g.buffer("a1").layout
+    given = {"a0": x, "a1": points if layout is None else layout.pack(points)}
     dims = {k: v for k, v in zip("nhw", sizes) if k in g.dims()}
     found = Native(default_schedule(g, default())[1])(given, dims)["y0"]
     padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -126,7 +125,8 @@ def test_a_convolution_of_any_size(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes, m = random_sizes(rng, False), int(rng.choice([2, 4]))
     g = convolution(sizes, m, default())
-    assert is_scheduled(g, default())
+    n, h, w, *_ = sizes
+    assert is_scheduled(g, default()) or (n == 1 and max(h, w) <= m)  # one tile has no rows
     assert check_convolution(g, sizes, m, rng), (seed, sizes, m)
 
 
