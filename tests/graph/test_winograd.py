@@ -119,10 +119,18 @@ def test_few_tiles_are_rows_of_matrices() -> None:
     assert products.rank == 3
 
 
-def test_points_of_two_convolutions_are_stored() -> None:
+@pytest.mark.parametrize("height", [64, D.sym("h", 1, 4096)])
+def test_each_of_two_convolutions_makes_its_points(height: D.Dim) -> None:
+    x = build.relu(input("x", TensorType(f32, (4, height, 64, 64))))
+    g = by_tiles(conv(x, arg("v", 64, 64, 3, 3)), conv(x, arg("w", 96, 64, 3, 3)))
+    assert sorted(kinds(g)) == ["chain", "chain", "map", "map"]
+
+
+def test_points_that_something_else_reads_are_stored() -> None:
     x = arg("x", 4, 64, 64, 64)
-    g = by_tiles(conv(x, arg("v", 64, 64, 3, 3)), conv(x, arg("w", 64, 64, 3, 3)))
-    assert "chain" not in kinds(g)
+    y = by_tiles(conv(x, arg("v", 64, 64, 3, 3)), conv(x, arg("w", 64, 64, 3, 3)))
+    points = next(n for n in y.nodes() if n.op.name == "winograd_input")
+    assert "chain" not in kinds(graph(*y.outputs, build.relu(points)))
 
 
 def test_a_gradient_is_one_kernel() -> None:

@@ -105,7 +105,7 @@ class Fuse:
         while True:
             attempt = _Fuser(graph, target, log, self, stored, again)
             attempt.run()
-            unfit, more = attempt.unfit_for_rows(), attempt.again - again
+            unfit, more = attempt.unfit_for_rows() | attempt.unfit, attempt.again - again
             if not unfit and not more:
                 return attempt.cuts()
             stored |= unfit
@@ -141,6 +141,7 @@ class _Fuser:
         self.readers: dict[Node, list[tuple[Node, Read]]] = {}
         self.unchained: dict[tuple[Node, Node], Why] = {}
         self.again: set[Node] = set()  # what every reader should make for itself
+        self.unfit: set[Node] = set()  # what none should, after all
         found = self.regions, self.facts, self.readers, self.results
         self.crossing = Crossing(*found, limits.cheap)
 
@@ -158,10 +159,11 @@ class _Fuser:
         siblings.join_sums(self.order, self.too_large, self.unite)
         RowMaps(*joining).join()
         ProductChains(*found, self.target).link()
-        self.unchained = Chains(*joining).link() | TileBlocks(*joining).link()
+        tiles = TileBlocks(*joining, inlined=self.inlined)
+        self.unchained = Chains(*joining).link() | tiles.link()
         blocks = RowBlocks(*joining)
         blocks.join()
-        self.again = blocks.again
+        self.again, self.unfit = blocks.again | tiles.again, tiles.unfit
         Prologues(*joining).join()
 
     # ---- forward: every node joins a producer's region or starts one

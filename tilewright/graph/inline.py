@@ -270,9 +270,9 @@ def inlining_of(
     stored: Set[Node],
     again: Set[Node] = frozenset(),
 ) -> Inlining:
-    """Maps of at most `cheap` operations may be inlined, those in `stored` are not, those in
-    `again` are."""
+    """Maps of at most `cheap` operations may be inlined, those in `again` are, those in `stored`
+    are not."""
     decided = Inlining(graph, facts, cheap, stored)
     decided.run()
-    decided.inlined |= again
+    decided.inlined |= again - stored
     return decided

@@ -4,19 +4,29 @@ What makes the points of an image's tiles, their products with weights, and what
 these are three kernels otherwise, and points take several times as many bytes as pixels. Gradients
 of weights have points of two images, and taps of a window in place of pixels. The pass that writes
 a convolution so (graph/winograd.py) says by the form of the products whether blocks of tiles pay;
-here all become one kernel, where nothing else reads what is between them.
+here all become one kernel, where nothing else reads what is between them. Several of them that read
+the same points, such as convolutions of one image, make these each for itself: it takes less than
+to read what another kernel stored, which is several times as large as the image.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, field
 
 from tilewright.graph.cluster import Why
 from tilewright.graph.joining import Joining
 from tilewright.graph.regions import Region
 from tilewright.ir import dim as D
 from tilewright.ir.node import Node, Op
-from tilewright.ops.winograd import WinogradOutput, WinogradProducts, WinogradSums, WinogradTaps
+from tilewright.ops.winograd import (
+    WinogradGradient,
+    WinogradInput,
+    WinogradOutput,
+    WinogradProducts,
+    WinogradSums,
+    WinogradTaps,
+)
 
 RANK = 6  # of products of tiles that are rows and columns, which are not rows of a matrix
 
@@ -24,6 +34,10 @@ RANK = 6  # of products of tiles that are rows and columns, which are not rows o
 @dataclass
 class TileBlocks(Joining):
     """Finds such products among regions, and gives the reason where they stay apart."""
+
+    inlined: Set[Node] = frozenset()  # what readers make, each for itself
+    again: set[Node] = field(default_factory=set)  # what they should make so
+    unfit: set[Node] = field(default_factory=set)  # what they should not
 
     def link(self) -> dict[tuple[Node, Node], Why]:
         refused: dict[tuple[Node, Node], Why] = {}
@@ -45,19 +59,24 @@ class TileBlocks(Joining):
                 continue
             if why is not None:
                 refused[anchor.inputs[0], anchor] = why
+                self.unfit |= {x for x in anchor.inputs if _makes_points(x) and x in self.inlined}
         return refused
 
     def _join(self, roles: dict[str, Node], products: Region, ends: type[Op]) -> Why | None:
         """One kernel of the products, of what makes their operands, and of what is made of them;
         the reason where that is refused."""
-        before = [self.regions.of.get(x) for what, x in roles.items() if what != "products"]
+        made = [x for what, x in roles.items() if what != "products" and x not in self.inlined]
+        before = [self.regions.of.get(x) for x in made]
         operands = [x for x in before if x is not None and x.kind == "map"]
         after = self._after(products, ends)
         if len(operands) < len(before) or len(products.nodes) != 1:
             return "not fusible", "points are made by more than a map"
         if after is None:
             return "more than one consumer", "tiles become more than one result"
-        if any(self._readers(x) != [products] for x in operands):
+        if shared := [x for x in operands if self._readers(x) != [products]]:
+            for x in shared:
+                if self._made_by_each(x):
+                    self.again |= set(x.nodes)
             return "more than one consumer", "several kernels read it"
         if any(n in self.results for x in (*operands, products) for n in x.nodes):
             return "more than one consumer", "its value is also a result"
@@ -74,6 +93,20 @@ class TileBlocks(Joining):
         self.regions.merge(products, after)
         after.kind, after.roles = "chain", roles
         return None
+
+    def _made_by_each(self, points: Region) -> bool:
+        """Do only such products read points, each of which makes pixels or taps, and takes little
+        else to make them?"""
+        for x in self._readers(points):
+            n, sums = x.anchor, (WinogradProducts, WinogradSums)
+            if n is None or not isinstance(n.op, sums) or n.inputs[0].rank != RANK:
+                return False
+            ends = WinogradOutput if isinstance(n.op, WinogradProducts) else WinogradTaps
+            after = self._after(x, ends)
+            if after is None or len(x.nodes) != 1 or self.too_large(points, after) is not None:
+                return False
+        cheap = (_makes_points(n) or self.facts[n].flops <= self.cheap for n in points.nodes)
+        return all(cheap) and not any(n in self.results for n in points.nodes)
 
     def _after(self, products: Region, ends: type[Op]) -> Region | None:
         """The one region that reads the products, if it makes pixels or taps of them. Other results
@@ -98,3 +131,7 @@ class TileBlocks(Joining):
 
     def _leaves(self, n: Node, region: Region) -> bool:
         return any(self.regions.of[q] is not region for q, _ in self.readers.get(n, ()))
+
+
+def _makes_points(n: Node) -> bool:
+    return isinstance(n.op, (WinogradInput, WinogradGradient))

@@ -8,7 +8,7 @@ extent (`min(12, 128-12*i0)`), never a branch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import is_
 from typing import Union
@@ -243,6 +243,8 @@ class Nest:
     # do not show it: a "product" of tiles, a loop of a "scan", memory that was "described" as an
     # array to be read in boxes, a loop whose copies a "specialised" warp should issue.
     roles: tuple[tuple[str, str], ...] = ()
+    # Why the default schedule left sums of products to plain loops, where it did.
+    unscheduled: str = field(default="", compare=False)
 
     def buffer(self, name: str) -> Buffer:
         for b in self.buffers:

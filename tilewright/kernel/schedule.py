@@ -2,13 +2,19 @@
 choices (kernel/defaults/choices.py) alone.
 
 Five shapes cover what fusion makes: maps, maps with totals, rows, contractions and chains of these
-(see kernel/defaults/). What fits none of them has its naive loops where a step refuses. Those of
+(see kernel/defaults/). What fits none of them has its naive loops where a step refuses; where these
+multiply and add, the nest says why, and whoever compiles it tells the user. Those of
 a GPU are in kernel/defaults/grids.py. A tile kernel is a naive nest and takes the same way in.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
+from typing import Any
+
 from tilewright.base.errors import Refused
+from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
 from tilewright.ir.expr import extent
 from tilewright.ir.target import Target
@@ -33,7 +39,7 @@ from tilewright.kernel.defaults.tile_kernels import schedule_programs
 from tilewright.kernel.defaults.tile_sums import find_sums, find_taps, schedule_sums, schedule_taps
 from tilewright.kernel.defaults.totals import schedule_totals
 from tilewright.kernel.group import Group, Stage
-from tilewright.kernel.nest import Nest, Work
+from tilewright.kernel.nest import Nest, Store, Work, walk
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.compute_inline import ComputeInline
 
@@ -62,7 +68,7 @@ def default_schedule(
             return trace, nest
         except Refused:
             pass
-    s = _chained(group, target, choices, applied)
+    s, why = _chained(group, target, choices, applied)
     if s is not None:
         return tuple(s.trace), s.nest
     s = Scheduler(group, target, choices, applied=applied)
@@ -87,23 +93,58 @@ def default_schedule(
             schedule_rows(s, [x for x in stages if x not in outs], outs)
     else:
         schedule_rows(s, inner, outs)
+    if why or adds_singly(s.nest):
+        s.nest = replace(s.nest, unscheduled=why or NO_TILE)
     return tuple(s.trace), s.nest
 
 
-def _chained(group: Group, target: Target, choices: Choices, applied: Applied) -> Scheduler | None:
-    s = Scheduler(group, target, choices, applied=applied)
-    try:
-        if (chain := find_chain(group)) is not None:
-            return s if schedule_chain(s, chain) else None
-        if (tiles := find_tiles(group)) is not None:
-            return s if schedule_tiles(s, tiles) else None
-        if (sums := find_sums(group)) is not None:
-            return s if schedule_sums(s, sums) else None
-        if (taps := find_taps(group)) is not None:
-            return s if schedule_taps(s, taps) else None
-    except Refused:  # a shape that does not fit; the caller starts again
-        pass
-    return None
+NO_TILE = "no register tile fits its sums"
+# Fewer products are not worth a word.
+MANY = 1 << 14
+
+
+def adds_singly(n: Nest) -> bool:
+    """Are many products of a sum added one after the other, with nothing written out or in lanes
+    around them?"""
+    for x, path in walk(n.body):
+        if not isinstance(x, Store) or x.combine != "add" or product_operands(x.value) is None:
+            continue
+        many = prod(guess(p.extent) for p in path) >= MANY
+        if many and not any(p.kind in ("lane", "tensor", "unroll") for p in path):
+            return True
+    return False
+
+
+def _chained(
+    group: Group, target: Target, choices: Choices, applied: Applied
+) -> tuple[Scheduler | None, str]:
+    """A schedule of a chain, or why it has none: what should stay in the cache between its steps
+    is then stored, or made again and again. Neither where a group is no chain, or so small that
+    this does not matter."""
+    ways: tuple[tuple[Any, Any], ...] = (
+        (find_chain, schedule_chain),
+        (find_tiles, schedule_tiles),
+        (find_sums, schedule_sums),
+        (find_taps, schedule_taps),
+    )
+    why = ""
+    for find, schedule in ways:
+        found = find(group)
+        if found is None:
+            continue
+        s = Scheduler(group, target, choices, applied=applied)
+        try:
+            if schedule(s, found):
+                return s, ""
+            why = NO_TILE
+        except Refused as refused:  # a shape that does not fit; the caller starts again
+            why = refused.what
+        break
+    return None, why if max(map(_points, group.stages)) >= MANY else ""
+
+
+def _points(st: Stage) -> int:
+    return prod(guess(extent(x)) for x in (*st.axes, *st.raxes)) if st.raxes else 0
 
 
 def _one_contraction(s: Scheduler, inner: list[Stage]) -> Stage | None:

@@ -160,6 +160,30 @@ def test_tiles_of_images_of_any_size() -> None:
             assert error <= 4 * own + 16 * torch.finfo(x.dtype).eps * float(right.abs().max())
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_convolutions_of_one_image_make_their_own_points(dynamic: bool) -> None:
+    torch.manual_seed(8)
+    torch._dynamo.reset()
+    parts = nn.ModuleList(nn.Conv2d(64, n, 3, padding=1) for n in (64, 96)).eval()
+
+    def net(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x.relu()
+        return tuple(part(x) for part in parts)
+
+    with torch.no_grad():
+        fast = tw.compile(net, dynamic=dynamic)
+        for shape in [(1, 64, 30, 30), (2, 64, 33, 17)]:
+            x = torch.randn(shape)
+            found, eager = fast(x), net(x)
+            parts.double()
+            right = net(x.double())
+            parts.float()
+            for got, own, y in zip(found, eager, right):
+                error, least = (float((z.double() - y).abs().max()) for z in (got, own))
+                assert error <= 4 * least + 16 * torch.finfo(x.dtype).eps * float(y.abs().max())
+        assert kernels(fast).count("│ chain(") >= 2
+
+
 def test_lines_of_any_size_keep_their_sums_in_registers() -> None:
     """Each channel of an image by its own weights, with vectors along lines of pixels."""
     torch._dynamo.reset()

@@ -264,6 +264,7 @@ class Explanation:
             (what, e)
             for kind, what in (
                 ("fallback", "fallback"),
+                ("plain-loops", "slow kernel"),
                 ("library", "library call"),
                 ("graph-break", "graph break"),
                 ("recompile", "recompile"),

@@ -493,8 +493,8 @@ class Builder:
             hit = None if stages.dumping or stages.is_edited else self.cache.get("kernel", key)
             if hit is not None:
                 head, _, k.image = hit.partition(b"\n")
-                trace, chosen_by, parallel = json.loads(head)
-                k.schedule = Scheduled(trace, parallel, chosen_by)
+                trace, chosen_by, parallel, why = json.loads(head)
+                k.schedule = Scheduled(trace, parallel, chosen_by, unscheduled=why)
                 k.cached = True
                 self.code.known(k.symbol, k.image)
             else:
@@ -521,6 +521,9 @@ class Builder:
     def end(self) -> None:
         """The object of the entry, once all kernels are compiled."""
         for k in self.kernels.values():
+            if why := k.schedule.unscheduled:
+                said, place = f"{k.names[0]} has plain loops: {why}", min(k.places, default=None)
+                self.log.add("plain-loops", said, where=place, kernel=k.symbol)
             if k.schedule.chosen and not k.cached:
                 found = k.schedule.considered
                 said = f"{k.symbol}: {k.schedule.chosen}"
@@ -583,7 +586,7 @@ class Builder:
         """Store a kernel in the cache, unless it could come out differently."""
         s = k.schedule
         if s.final and not stages.is_edited:
-            head = json.dumps([s.trace, s.chosen, s.parallel])
+            head = json.dumps([s.trace, s.chosen, s.parallel, s.unscheduled])
             self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
 
 

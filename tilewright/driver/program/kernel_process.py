@@ -60,6 +60,7 @@ class Scheduled:
     chosen: str = ""  # in words; nothing where the user gave the trace
     considered: tuple[Considered, ...] = ()
     final: bool = True  # would more time give the same?
+    unscheduled: str = ""  # why sums of products are left to plain loops, where they are
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def scheduled(trace: Trace, found: Chosen | None) -> Scheduled:
     parallel = any(isinstance(step, Parallel) for step in trace)
     if found is None:
         return Scheduled(print_trace(trace), parallel)
-    return Scheduled(print_trace(trace), parallel, str(found), found.considered, found.final)
+    why = found.nest.unscheduled
+    return Scheduled(print_trace(trace), parallel, str(found), found.considered, found.final, why)
 
 
 def answer(request: Request) -> Answer:

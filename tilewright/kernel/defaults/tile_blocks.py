@@ -105,6 +105,8 @@ def schedule_tiles(s: Scheduler, tiles: _Tiles) -> bool:
     for name in (sums, into, points):
         s.do(ComputeAt(name, block, exact=True))
     t = replace(t, axes=["i0", "i1", "p", "i5"], rows=by.rows, around=False)
+    if not all(s.loops(t.names[k]) for k in (t.row, t.col)):
+        return False
     placed = place_tile(s, t)
     if not (cases_in_block(s, points, block) and cases_in_block(s, pixels, tile)):
         return False
