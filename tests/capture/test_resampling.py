@@ -183,6 +183,38 @@ def test_bags_of_rows(mode: str, padding: int | None) -> None:
     judged(f, torch.randn(50, 32))
 
 
+@pytest.mark.parametrize("padding", [None, 1])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_long_bags_of_narrow_numbers(dtype: torch.dtype, mode: str, padding: int | None) -> None:
+    """Sums of many are those of wider numbers, and so are counts: of 1000 there is no bf16."""
+    index, starts = torch.randint(0, 50, (3000,)), torch.tensor([0, 1001, 2500])
+
+    def f(w: Tensor) -> Tensor:
+        return F.embedding_bag(index, w, starts, mode=mode, padding_idx=padding)
+
+    w = torch.rand(50, 15).to(dtype)
+    got, wide = torch.compile(f, backend="tilewright")(w), f(w.double())
+    assert ((got.double() - wide).abs() <= torch.finfo(dtype).eps * wide.abs()).all()
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_the_end_of_the_last_bag(mode: str) -> None:
+    """It may be before the last index, where eager sees it, but not behind."""
+
+    def f(w: Tensor, starts: Tensor) -> Tensor:
+        return F.embedding_bag(index, w, starts, mode=mode, include_last_offset=True)
+
+    index, fast = torch.tensor([0, 1, 2, 3, 4]), torch.compile(f, backend="tilewright")
+    for w in (torch.randn(5, 8), torch.randn(5, 8, dtype=torch.float64)):
+        for end in (3, 4, 5):
+            starts = torch.tensor([0, 2, end])
+            torch.testing.assert_close(fast(w, starts), f(w, starts))
+        for g in (f, fast):
+            with pytest.raises(RuntimeError, match="can not be greater than input's length"):
+                g(w, torch.tensor([0, 2, 6]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [False, True])
 def test_encoder_layer_with_and_without_padding(first: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
 import sys
 
 import numpy as np
@@ -115,6 +116,23 @@ def test_there_may_be_no_room(made: Room) -> None:
 def test_large_pages_begin_where_pieces_do(made: Room) -> None:
     piece = made.piece(1)
     assert piece is not None and piece.ctypes.data % LARGE_PAGE == 0
+
+
+OUTLIVES = """
+import numpy
+from tilewright.runtime.room import Room
+class User: pass
+made, user = Room(1 << 28), User()
+made.join(user)
+numpy.held = [made.piece(1 << 20) for _ in range(3)]
+"""
+
+
+@reserved
+def test_a_process_ends_while_pieces_are_held() -> None:
+    """By what outlives the module's own names."""
+    done = subprocess.run([sys.executable, "-c", OUTLIVES], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @reserved

@@ -11,6 +11,7 @@ neighbours that are free become one piece again, and large pages serve many.
 from __future__ import annotations
 
 import mmap
+import sys
 import weakref
 from bisect import bisect_left
 from collections import deque
@@ -87,6 +88,9 @@ class Piece(np.ndarray):
 class Room:
     """Pieces of memory. Threads may ask for them, and drop them, at any time."""
 
+    # Of the class: when modules are torn down, names in them are gone.
+    _ending = staticmethod(sys.is_finalizing)
+
     def __init__(self, size: int) -> None:
         self._lock = Lock()
         # What was dropped. The collector may say so while this thread holds the lock.
@@ -131,8 +135,10 @@ class Room:
 
     def _tidy(self) -> None:
         """Where no program is left, free memory is given back. This thread may hold the lock
-        already: then the next one to drop something does it."""
-        if len(self._gone) >= self._joined and self._lock.acquire(blocking=False):
+        already: then the next one to drop something does it. Of a process that ends nothing is."""
+        if len(self._gone) < self._joined or self._ending():
+            return
+        if self._lock.acquire(blocking=False):
             try:
                 self._give_back()
             finally:

@@ -14,7 +14,7 @@ from tilewright.capture.torch.registry import Untranslated, aten
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
-from tilewright.ir.types import i64
+from tilewright.ir.types import bf16, f16, f32, f64, i64
 
 _NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -math.inf, "min": math.inf}
 
@@ -72,30 +72,39 @@ def embedding_bag(
     starts, none = cast(starts, i64), ops.full((), 0, i64)
     c.checks.never(ops.ne(ops.slice(starts, 0, 0, 1), none), _FIRST)
     n = ops.full((), indices.shape[0], i64)
-    c.checks.never(ops.gt(ops.slice(starts, 0, parts - 1), n), _LONG)
+    last = ops.slice(cast(offsets, i64), 0, offsets.shape[0] - 1)
+    c.checks.never(ops.gt(last, n), _LONG)
     # The first bag starts with the first index, which is checked above: no index is before it.
     part = _part_of(starts, indices.shape[0])
     known = c.checks.indices(indices, weight, 0, _BAG)
-    rows = ops.take(weight, indices, 0, known)
+    # As eager does, sums of narrow numbers are those of wider ones: a long sum stops growing.
+    wide = f32 if mode != 2 and weight.dtype in (f16, bf16) else weight.dtype
+    rows = cast(ops.take(weight, indices, 0, known), wide)
     if per_sample_weights is not None:
-        rows = ops.mul(rows, ops.reshape(per_sample_weights, (*per_sample_weights.shape, 1)))
+        scales = ops.reshape(per_sample_weights, (*per_sample_weights.shape, 1))
+        rows = ops.mul(rows, cast(scales, wide))
     how = "max" if mode == 2 else "add"
     if padding_idx >= 0:
         real = ops.ne(indices, ops.full((), padding_idx, indices.dtype))
-        count = _reduced(cast(real, weight.dtype), part, parts, "add", 0.0)
+        sizes = _reduced(cast(real, i64), part, parts, "add", 0)
         shown = ops.reshape(real, (*real.shape, 1))
         rows = ops.where(shown, rows, ops.full((), _NEUTRAL[how], rows.dtype))
     else:
         ends = ops.concat([ops.slice(starts, 0, 1), ops.reshape(n, (1,))], 0)
-        count = cast(ops.sub(ends, starts), weight.dtype)
+        sizes = ops.sub(ends, starts)
+        if include_last_offset and mode != 2 and weight.dtype is not f64:
+            # Here, and nowhere else, eager lets the last bag end before the indices do.
+            within = ops.lt(ops.iota(indices.shape[0]), last)
+            shown = ops.reshape(within, (indices.shape[0], 1))
+            rows = ops.where(shown, rows, ops.full((), 0.0, rows.dtype))
     out = _reduced(rows, part, parts, how, _NEUTRAL[how])
     taken = _taken(indices, rows, out, part, parts) if mode == 2 else None
-    sizes = cast(count, i64)
     if mode != 0:
-        count = ops.reshape(count, (parts, 1))
-        one, zero = (ops.full((), k, weight.dtype) for k in (1, 0))
+        count = cast(ops.reshape(sizes, (parts, 1)), wide)
+        one, zero = (ops.full((), k, wide) for k in (1, 0))
         some = ops.gt(count, zero)
         out = ops.div(out, ops.maximum(count, one)) if mode == 1 else ops.where(some, out, zero)
+    out = cast(out, weight.dtype)
     # What gradients read: the bag of each index, how many each has, and which were the largest.
     # Of some kinds of bags torch announces nothing, or a part that nobody reads.
     kept: list[Node | None] = [None]
