@@ -93,7 +93,7 @@ def random_sizes(rng: np.random.Generator, whole: bool) -> Sizes:
     return n, h, w, channels * LANES // 8 if whole else channels, results
 
 
-@pytest.mark.parametrize("seed", drawn(range(24), quick=6))
+@pytest.mark.parametrize("seed", drawn(range(24), quick=4))
 def test_a_convolution_of_any_size(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, h, w, channels, results = sizes = random_sizes(rng, False)
@@ -113,7 +113,7 @@ def test_a_convolution_of_any_size(seed: int) -> None:
     assert close(found, np.maximum(conv.transpose(LAST), 0), 40), (seed, sizes, m)
 
 
-@pytest.mark.parametrize("seed", drawn(range(24), quick=6))
+@pytest.mark.parametrize("seed", drawn(range(24), quick=4))
 def test_a_gradient_of_any_size(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, h, w, _, results = random_sizes(rng, True)

@@ -148,7 +148,7 @@ for y.i0 in 8, y.i1 in 56, y.i2 in 56, y.i3 in 144
     assert {b.name for b in n.buffers} == {"x", "w", "y", "t"}
 
 
-@pytest.mark.parametrize("seed", drawn(range(16), quick=6))
+@pytest.mark.parametrize("seed", drawn(range(16), quick=3))
 def test_results_by_lines(seed: int) -> None:
     """On a machine with a small cache, so that small images are by lines, too."""
     r = random.Random(seed)

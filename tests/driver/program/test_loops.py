@@ -144,7 +144,7 @@ def check_seed(seed: int) -> None:
 GENERATOR = checked("loops", check_seed)
 
 
-@pytest.mark.parametrize("seed", drawn(range(60), quick=4))
+@pytest.mark.parametrize("seed", drawn(range(60), quick=3))
 def test_random_loops(seed: int) -> None:
     check_seed(seed)
 

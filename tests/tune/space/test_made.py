@@ -9,7 +9,7 @@ import pytest
 
 from tests.kernel.fuzz import Judge
 from tests.kernel.random_groups import sample
-from tests.seeds import drawn
+from tests.seeds import drawn, every_run
 from tilewright.base.errors import Invalid, Refused
 from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.group import Group
@@ -407,6 +407,7 @@ def replayed(group: Group, trace: Trace) -> Trace:
     return parse_trace(text)
 
 
+@every_run(1, 2, 3)
 @pytest.mark.parametrize("group", [PRODUCT, TRANSPOSED, TWICE, IMAGE], ids=lambda g: g.name)
 def test_points_are_right(group: Group) -> None:
     judge = Judge(group, [{}])
