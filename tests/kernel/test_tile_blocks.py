@@ -120,7 +120,7 @@ def check_convolution(g: Group, sizes: Sizes, m: int, rng: np.random.Generator) 
     return close(found, np.maximum(conv.transpose(LAST), 0), 40)
 
 
-@pytest.mark.parametrize("seed", drawn(range(24), quick=6))
+@pytest.mark.parametrize("seed", drawn(range(24), quick=4))
 def test_a_convolution_of_any_size(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes, m = random_sizes(rng, False), int(rng.choice([2, 4]))
