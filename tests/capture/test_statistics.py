@@ -67,3 +67,28 @@ def test_a_divergence_of_kinds_that_nobody_asked_for_before() -> None:
     found = torch.compile(f, backend="tilewright", fullgraph=True)(a, b)
     for got, right in zip(found, f(a, b), strict=True):
         torch.testing.assert_close(got, right)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e6])
+def test_variances_of_large_numbers_that_lie_close_together(offset: float) -> None:
+    """Of rows, columns, images, windows and all elements; with their mean, from the same sums."""
+
+    def f(x: Tensor) -> list[Tensor]:
+        every = x.var(-1), x.var(1), x.std(), x[0].unfold(0, 9, 2).std(-1)
+        return [*every, *torch.var_mean(x, 1, keepdim=True), *torch.std_mean(x, (0, 2))]
+
+    x = torch.randn(3, 40, 70, generator=torch.Generator().manual_seed(0)) + offset
+    torch._dynamo.reset()
+    found = torch.compile(f, backend="tilewright", options={"strict": True})(x)
+    for got, exact in zip(found, f(x.double()), strict=True):
+        torch.testing.assert_close(got.double(), exact, rtol=4e-6, atol=4e-6 if offset else 1e-7)
+
+
+def test_variances_of_infinities_and_of_one() -> None:
+    f = lambda x: (x.var(1), x.std(1, correction=0))  # noqa: E731
+    x = torch.tensor([[1.0, torch.inf, 2], [torch.nan, 1, 2], [-torch.inf, torch.inf, 0]])
+    torch._dynamo.reset()
+    fast = torch.compile(f, backend="tilewright")
+    for y in (x, x[:, :1], torch.ones(3, 4)):
+        for got, right in zip(fast(y), f(y), strict=True):
+            torch.testing.assert_close(got, right, equal_nan=True)

@@ -218,7 +218,7 @@ class Inlining:
 
     def in_memory(self, x: Node, reader: Node) -> bool:
         """Is a value stored whatever clusters there will be: an input, a result, a reduction that
-        something larger reads, whose kernel is another one?"""
+        something larger reads, whose kernel is another one, or a part of these?"""
         f = self.facts[x]
         if f.kind == "source" or x in self.results or self.without_memory(x):
             return True
@@ -226,6 +226,8 @@ class Inlining:
             return False
         if f.kind == "map" and x.inputs:  # of such a reduction, and as small
             return all(self.in_memory(self.renamed_value(y), reader) for y in x.inputs)
+        if f.kind == "view":
+            return self.in_memory(self.unviewed(x), reader)
         return f.kind == "reduce" and f.outer is None
 
     def renamed_value(self, x: Node) -> Node:

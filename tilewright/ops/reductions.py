@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
 from tilewright.ir import expr
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value
@@ -24,7 +25,7 @@ from tilewright.ops import elementwise as ew
 from tilewright.ops import samples as S
 from tilewright.ops.creation import iota, number
 from tilewright.ops.shapes import axes_of, axis_of, count, reduced_shape, want_kind
-from tilewright.ops.views import reshape
+from tilewright.ops.views import reshape, slice
 
 Axes = Sequence[int] | int | None
 
@@ -190,15 +191,31 @@ class Mean(Reduction):
         return np.asarray(np.mean(x, axis=self.axes, keepdims=self.keepdims))
 
 
+def _first_element(x: Node, axes: Sequence[int]) -> Node | None:
+    """The first one along some axes, which stay; None where there may be none."""
+    if not D.known_le(1, count(x.shape, axes)):
+        return None
+    for k in axes:
+        x = slice(x, k, 0, 1)
+    return x
+
+
 @operator
 class Var(Reduction):
-    """Mean squared distance from the mean, over count - correction."""
+    """Mean squared distance from the mean, over count - correction.
+
+    Distances are from the first element, before they are from the mean: where all elements are
+    large and lie close together, the mean of these would be rounded by more than they differ.
+    """
 
     kinds: ClassVar[str] = "f"
     correction: float = 1.0
 
     def compose(self, x: Node) -> Node:
         wide = ew.cast(x, x.dtype.accumulator)
+        first = _first_element(wide, self.axes)
+        if first is not None:
+            wide = ew.sub(wide, first)
         away = ew.square(ew.sub(wide, mean(wide, self.axes, True)))
         total = sum(away, self.axes, self.keepdims)
         n = count(x.shape, self.axes)
