@@ -96,13 +96,15 @@ def whole_axes(
 
 def written_ends(tops: Sequence[Stmt], b: Buffer) -> tuple[Dim, ...]:
     """Per axis, where the cells end that statements write: before the axis does, where loops around
-    them say how many there are, as in the last block of many. Nothing reads what is behind."""
+    them say how many there are, as in the last block of many. Nothing reads what is behind. Axes
+    that are longer for another reason, such as where rows begin, stay as they are."""
     found: list[list[Dim]] = [[] for _ in b.shape]
     own = {s.var for s, _ in walk(tuple(tops)) if isinstance(s, Loop)}
     for s, p in walk(tuple(tops)):
         for k, i in enumerate(s.index) if isinstance(s, Store) else ():
             for q in p:
                 along = D.known_eq(D.as_int(q.var), i) and not D.symbols(q.extent) & own
+                along = along and not D.symbols(q.extent) <= D.symbols(b.shape[k])
                 new = not any(D.known_eq(q.extent, x) for x in (b.shape[k], *found[k]))
                 if along and new and D.known_le(q.extent, b.shape[k]):
                     found[k].append(q.extent)

@@ -123,9 +123,9 @@ def test_training_adds_to_what_was_learned_before(tmp_path: Path) -> None:
 
 
 @needs_lightgbm
-def test_scores_follow_what_was_measured(drawn: tuple[Group, list[Point]]) -> None:
-    group, points = drawn
-    model = Learned()
+def test_scores_follow_what_was_measured() -> None:
+    group = elementwise()  # of ten schedules one pair or two decide
+    points, model = schedules(group, TARGET, 24, Random(0)), Learned()
     # As long as nothing was learned, the analytic model's cycles decide.
     cycles = [float(features(p.nest, TARGET)[0]) for p in points]
     assert list(model.scores(group, points, TARGET)) == pytest.approx(cycles)
