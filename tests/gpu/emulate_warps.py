@@ -30,7 +30,7 @@ _WITHOUT_RESULT = re.compile(
 )
 
 
-PATIENCE = 30.0  # seconds in which a thread that waits has to get on
+PATIENCE = 90.0  # seconds in which a thread that waits has to get on
 # Of warps of 4 by 8 threads: the first one. It is asked for before threads part.
 _ELECTED = """define internal { i32, i1 } @nvvm_elect_sync(i32 %mask) {
   %x = call i32 @nvvm_read_ptx_sreg_tid_x()
