@@ -71,12 +71,8 @@ def pytest_configure(config: pytest.Config) -> None:
     seeds.slow_too = config.option.markexpr != QUICK or any("::" in arg for arg in config.args)
 
 
-def pytest_collection(session: pytest.Session) -> None:
+def pytest_collection() -> None:
     gc.disable()  # what is imported and collected stays: looking through it again and again is vain
-    if (worker := getattr(session.config, "workerinput", None)) is not None:
-        from tests import bytecode
-
-        bytecode.share(session.config, worker["workerid"])
 
 
 @pytest.hookimpl(wrapper=True)
